@@ -1,1 +1,25 @@
-//! placeholder
+//! System calls behind safe functions: sockets with their options, network namespaces, splice, datagram batches.
+//!
+//! This is the only crate of Culvert with unsafe code, and that code sits in two places: `sys/linux.rs` holds one thin
+//! function per system call, and `udp/linux.rs` the two calls that carry arrays of pointers. Everything public is safe,
+//! never panics on what a peer sends, and never blocks: sockets are made non-blocking, and a call that would have to wait
+//! fails with [`std::io::ErrorKind::WouldBlock`], as a readiness loop expects.
+//!
+//! No runtime is known here. Functions take a `BorrowedFd` and hand out types of std or socket2.
+//!
+//! Linux comes first. On other Unix systems the crate offers the same functions; plain sockets work there, and what has no
+//! counterpart fails with [`std::io::ErrorKind::Unsupported`] (see `sys/other.rs`).
+
+// The one place for unsafe code: each block names what makes it sound, and a test that would notice exercises it.
+#![allow(unsafe_code)]
+
+pub mod iface;
+pub mod netns;
+pub mod process;
+pub mod socket;
+pub mod splice;
+pub mod udp;
+
+mod sys;
+
+pub use socket::SocketError;

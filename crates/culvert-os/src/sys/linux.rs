@@ -1,0 +1,294 @@
+//! The Linux calls. Names and meanings are those of the manual pages named at each function.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use libc::c_int;
+use socket2::{Protocol, SockRef};
+
+use crate::socket::Fragmentation;
+
+/// The protocol number that makes `socket(2)` create a multipath TCP socket.
+pub(crate) fn multipath_tcp() -> Option<Protocol> {
+    Some(Protocol::MPTCP)
+}
+
+/// SO_BINDTODEVICE, socket(7). An unknown name is `ENODEV`.
+pub(crate) fn bind_interface(fd: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    SockRef::from(&fd).bind_device(Some(name.as_bytes()))
+}
+
+/// SO_MARK, socket(7).
+pub(crate) fn set_mark(fd: BorrowedFd<'_>, mark: u32) -> io::Result<()> {
+    SockRef::from(&fd).set_mark(mark)
+}
+
+/// IP_TRANSPARENT or IPV6_TRANSPARENT, ip(7).
+pub(crate) fn set_transparent(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
+    let socket = SockRef::from(&fd);
+    socket.set_ip_transparent_v4(true)?;
+    if v6 { socket.set_ip_transparent_v6(true) } else { Ok(()) }
+}
+
+/// IP_BIND_ADDRESS_NO_PORT, ip(7); it covers IPv6 sockets too.
+pub(crate) fn set_bind_address_no_port(fd: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
+/// TCP_FASTOPEN_CONNECT, tcp(7).
+pub(crate) fn set_fast_open_connect(fd: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, 1)
+}
+
+/// TCP_FASTOPEN on a listener, tcp(7): how many handshakes with data may be unfinished.
+pub(crate) fn set_fast_open_queue(fd: BorrowedFd<'_>, length: c_int) -> io::Result<()> {
+    set_int(fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, length)
+}
+
+/// IP_MTU_DISCOVER and IPV6_MTU_DISCOVER, ip(7) and ipv6(7).
+pub(crate) fn set_fragmentation(fd: BorrowedFd<'_>, v6: bool, mode: Fragmentation) -> io::Result<()> {
+    let value = match mode {
+        Fragmentation::System => return Ok(()),
+        Fragmentation::Forbidden => libc::IP_PMTUDISC_DO,
+        Fragmentation::Probe => libc::IP_PMTUDISC_PROBE,
+    };
+    // A dual-stack socket also sends IPv4; the values of both families are the same numbers.
+    set_int(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, value)?;
+    if v6 { set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, value) } else { Ok(()) }
+}
+
+/// UDP_GRO, udp(7).
+pub(crate) fn enable_udp_gro(fd: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(fd, libc::SOL_UDP, libc::UDP_GRO, 1)
+}
+
+/// UDP_SEGMENT, udp(7): reads the socket-wide value, which only a kernel that knows the option answers.
+pub(crate) fn probe_udp_segment(fd: BorrowedFd<'_>) -> io::Result<()> {
+    get_int(fd, libc::SOL_UDP, libc::UDP_SEGMENT).map(drop)
+}
+
+/// IP_RECVTOS and IPV6_RECVTCLASS.
+pub(crate) fn enable_receive_ecn(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
+    let socket = SockRef::from(&fd);
+    socket.set_recv_tos_v4(true)?;
+    if v6 { socket.set_recv_tclass_v6(true) } else { Ok(()) }
+}
+
+/// IP_RECVORIGDSTADDR and IPV6_RECVORIGDSTADDR, ip(7).
+pub(crate) fn enable_receive_original_destination(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
+    set_int(fd, libc::IPPROTO_IP, libc::IP_RECVORIGDSTADDR, 1)?;
+    if v6 { set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVORIGDSTADDR, 1) } else { Ok(()) }
+}
+
+/// IP_PKTINFO and IPV6_RECVPKTINFO, ip(7) and ipv6(7).
+pub(crate) fn enable_receive_local_address(fd: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
+    set_int(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    if v6 { set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1) } else { Ok(()) }
+}
+
+/// SIOCOUTQ, tcp(7): bytes in the send queue that the peer has not acknowledged, sent or not.
+pub(crate) fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    ioctl_bytes(fd, libc::TIOCOUTQ) // SIOCOUTQ is the same number
+}
+
+/// SIOCOUTQNSD (linux/sockios.h): bytes in the send queue that were never sent.
+pub(crate) fn unsent_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    ioctl_bytes(fd, libc::SIOCOUTQNSD as libc::Ioctl)
+}
+
+/// pipe2(2) with O_NONBLOCK and O_CLOEXEC: the read end and the write end.
+pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends: [c_int; 2] = [-1; 2];
+    // SAFETY: `ends` is room for exactly the two descriptors that the call writes.
+    check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC) })?;
+    // SAFETY: the call succeeded, so both are open descriptors that nothing else owns.
+    Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
+}
+
+/// F_SETPIPE_SZ, fcntl(2). Returns the size granted in bytes, which may be above the one asked for.
+pub(crate) fn set_pipe_size(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<usize> {
+    // SAFETY: F_SETPIPE_SZ takes an integer and touches no memory of ours.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETPIPE_SZ, bytes) }).map(|size| size as usize)
+}
+
+/// F_GETPIPE_SZ, fcntl(2), in bytes.
+pub(crate) fn pipe_size(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    // SAFETY: F_GETPIPE_SZ takes no argument and touches no memory of ours.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETPIPE_SZ) }).map(|size| size as usize)
+}
+
+/// splice(2) between a pipe and a socket, without offsets. `more` sets SPLICE_F_MORE.
+pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize, more: bool) -> io::Result<usize> {
+    let more = if more { libc::SPLICE_F_MORE } else { 0 };
+    let flags = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | more;
+    let (from, to) = (from.as_raw_fd(), to.as_raw_fd());
+    retry(|| {
+        // SAFETY: both offsets are null, so the kernel reads and writes no memory of ours; the descriptors are borrowed
+        // and thus open.
+        unsafe { libc::splice(from, ptr::null_mut(), to, ptr::null_mut(), len, flags) }
+    })
+}
+
+/// poll(2) for POLLOUT without waiting. On the write end of a pipe it says whether a slot is free.
+pub(crate) fn writable(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: `poll` is one valid pollfd, and one is what the count says.
+    check(unsafe { libc::poll(&mut poll, 1, 0) })?;
+    Ok(poll.revents & libc::POLLOUT != 0)
+}
+
+/// setns(2) with CLONE_NEWNET: moves the calling thread, and no other, into the namespace.
+pub(crate) fn enter_network_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes integers; the descriptor is borrowed and thus open. Only the kernel's view of this thread changes.
+    check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// getrlimit(2) and setrlimit(2) for RLIMIT_NOFILE: soft up to hard. Returns the soft limit that holds afterwards.
+pub(crate) fn raise_open_files_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid rlimit for the kernel to fill.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) })?;
+    if limit.rlim_cur < limit.rlim_max {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: `limit` is a valid rlimit for the kernel to read.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) })?;
+    }
+    // The type is narrower on some 32-bit systems.
+    #[allow(clippy::useless_conversion)]
+    Ok(limit.rlim_cur.into())
+}
+
+/// mallopt(3). False where the C library refuses or has no such thing.
+pub(crate) fn tune_allocator(arenas: c_int, mmap_threshold: c_int, trim_threshold: c_int) -> bool {
+    #[cfg(target_env = "gnu")]
+    {
+        let settings = [
+            (libc::M_ARENA_MAX, arenas),
+            (libc::M_MMAP_THRESHOLD, mmap_threshold),
+            (libc::M_TRIM_THRESHOLD, trim_threshold),
+        ];
+        // SAFETY: mallopt takes two integers, locks the allocator itself, and is allowed at any time.
+        settings.into_iter().all(|(option, value)| unsafe { libc::mallopt(option, value) } == 1)
+    }
+    #[cfg(not(target_env = "gnu"))]
+    {
+        let _ = (arenas, mmap_threshold, trim_threshold);
+        false
+    }
+}
+
+/// malloc_trim(3) leaving no padding. True when memory went back to the system.
+pub(crate) fn trim_allocator() -> bool {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes an integer and locks the allocator itself.
+    return unsafe { libc::malloc_trim(0) } == 1;
+    #[cfg(not(target_env = "gnu"))]
+    return false;
+}
+
+/// if_nametoindex(3).
+pub(crate) fn interface_index(name: &str) -> io::Result<u32> {
+    let name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: `name` is a C string that lives across the call.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::last_os_error()),
+        index => Ok(index),
+    }
+}
+
+/// getifaddrs(3): calls `visit` with name, IFF flags, address and netmask of each entry; entries of other families come
+/// without the two.
+pub(crate) fn visit_interfaces(
+    mut visit: impl FnMut(&CStr, u32, Option<IpAddr>, Option<IpAddr>),
+) -> io::Result<()> {
+    /// Gives the list back on every way out, also when `visit` panics.
+    struct List(*mut libc::ifaddrs);
+    impl Drop for List {
+        fn drop(&mut self) {
+            // SAFETY: the pointer came from getifaddrs and is freed once.
+            unsafe { libc::freeifaddrs(self.0) }
+        }
+    }
+
+    let mut first = ptr::null_mut();
+    // SAFETY: the call writes one pointer, to a list that is ours to free.
+    check(unsafe { libc::getifaddrs(&mut first) })?;
+    let list = List(first);
+    let mut next = list.0;
+    // SAFETY: each entry of the list is valid, or null at its end, until `list` is dropped below.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        // SAFETY: ifa_name is always a C string of the list.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        // SAFETY: address and netmask are null or sockaddrs of the list.
+        let (address, netmask) =
+            unsafe { (internet_address(entry.ifa_addr), internet_address(entry.ifa_netmask)) };
+        visit(name, entry.ifa_flags, address, netmask);
+        next = entry.ifa_next;
+    }
+    Ok(())
+}
+
+/// Reads an IPv4 or IPv6 sockaddr; `None` for null and for other families.
+///
+/// # Safety
+/// `address` is null or points at a sockaddr as large as its family demands.
+unsafe fn internet_address(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: the caller's promise; every sockaddr begins with its family.
+    match c_int::from(unsafe { address.as_ref()?.sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: the caller's promise for this family; read unaligned, as a sockaddr asks for less alignment.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(IpAddr::from(v4.sin_addr.s_addr.to_ne_bytes()))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(IpAddr::from(v6.sin6_addr.s6_addr))
+        }
+        _ => None,
+    }
+}
+
+fn set_int(fd: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
+    let len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the pointer and the length describe `value`, which the kernel only reads.
+    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, ptr::from_ref(&value).cast(), len) })
+        .map(drop)
+}
+
+fn get_int(fd: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: pointer and length describe `value`; the kernel writes no more than `len` bytes.
+    let result = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), level, option, ptr::from_mut(&mut value).cast(), &mut len)
+    };
+    check(result).map(|_| value)
+}
+
+fn ioctl_bytes(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<usize> {
+    let mut bytes: c_int = 0;
+    // SAFETY: both requests that arrive here write one int.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), request, ptr::from_mut(&mut bytes)) })?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+fn check(result: c_int) -> io::Result<c_int> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Repeats a call while a signal interrupts it.
+pub(crate) fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        match usize::try_from(call()) {
+            Ok(done) => return Ok(done),
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+}
