@@ -1,0 +1,245 @@
+//! Bulk load: N streams that each move as much as they can in one direction, and what was measured meanwhile.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::chain::Chain;
+use crate::failure::Failure;
+use crate::procfs::CpuSample;
+use crate::target::{self, Target, WRITE};
+use crate::verify;
+use crate::wire::{Header, Op};
+
+/// How long all streams may take until each has moved its first bytes.
+const FIRST_BYTES: Duration = Duration::from_secs(10);
+/// How often a running load is looked after.
+const GLANCE: Duration = Duration::from_millis(50);
+const STACK: usize = 128 * 1024;
+
+/// Which way the payload goes, as seen from the client.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Direction {
+    Down,
+    Up,
+}
+
+impl Direction {
+    pub(crate) const BOTH: [Self; 2] = [Self::Down, Self::Up];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Down => "down",
+            Self::Up => "up",
+        }
+    }
+}
+
+/// What one window showed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    pub(crate) bytes: u64,
+    pub(crate) time: Duration,
+    pub(crate) client_cpu: Duration,
+    pub(crate) server_cpu: Option<Duration>,
+    /// What this load generator itself used.
+    pub(crate) generator_cpu: Duration,
+}
+
+/// Running streams; dropping it ends them.
+pub(crate) struct Bulk<'a> {
+    chain: &'a Chain,
+    target: &'a Target,
+    direction: Direction,
+    /// What the target's counters said before.
+    base: Vec<u64>,
+    streams: Vec<Stream>,
+    shared: Arc<Shared>,
+}
+
+struct Stream {
+    socket: TcpStream,
+    received: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stopping: AtomicBool,
+    faults: Mutex<Vec<String>>,
+}
+
+impl<'a> Bulk<'a> {
+    /// Opens `count` streams, starts the load and waits until every stream moves.
+    pub(crate) fn start(
+        chain: &'a Chain,
+        target: &'a Target,
+        count: usize,
+        direction: Direction,
+    ) -> Result<Self, Failure> {
+        let base = (0..count).map(|stream| target.received(stream)).collect();
+        let mut bulk = Self {
+            chain,
+            target,
+            direction,
+            base,
+            streams: Vec::with_capacity(count),
+            shared: Arc::default(),
+        };
+        let payload = verify::noise(WRITE);
+        for number in 0..count {
+            bulk.open(number, Arc::clone(&payload)).map_err(|error| Failure::Streams {
+                count: count - number,
+                of: count,
+                first: error.to_string(),
+            })?;
+        }
+        let begun = Instant::now();
+        let still = |bulk: &Self| bulk.moved().iter().filter(|bytes| **bytes == 0).count();
+        while still(&bulk) > 0 {
+            bulk.check()?;
+            if begun.elapsed() > FIRST_BYTES {
+                return Err(Failure::Stalled {
+                    count: still(&bulk),
+                    of: count,
+                    seconds: FIRST_BYTES.as_secs_f64(),
+                });
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(bulk)
+    }
+
+    /// Lets the load run for `warm_up` unmeasured, then for `window`. Fails when a stream breaks or stands still.
+    pub(crate) fn measure(&self, warm_up: Duration, window: Duration) -> Result<Measured, Failure> {
+        self.run_for(warm_up)?;
+        let own = std::process::id();
+        let generator = || CpuSample::take(own).unwrap_or_default();
+        let (began, moved, cpu, own_cpu) = (Instant::now(), self.moved(), self.chain.cpu()?, generator());
+        self.run_for(window)?;
+        let (time, moved_later, cpu_later) = (began.elapsed(), self.moved(), self.chain.cpu()?);
+        let (client_cpu, server_cpu) = cpu_later.since(&cpu);
+        let generator_cpu = generator().since(&own_cpu);
+
+        let moved: Vec<u64> =
+            moved_later.iter().zip(&moved).map(|(later, earlier)| later - earlier).collect();
+        let still = moved.iter().filter(|bytes| **bytes == 0).count();
+        if still > 0 {
+            return Err(Failure::Stalled { count: still, of: moved.len(), seconds: time.as_secs_f64() });
+        }
+        Ok(Measured { bytes: moved.iter().sum(), time, client_cpu, server_cpu, generator_cpu })
+    }
+
+    /// Lets the load run, looking after it.
+    pub(crate) fn run_for(&self, time: Duration) -> Result<(), Failure> {
+        let end = Instant::now() + time;
+        loop {
+            self.check()?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(GLANCE));
+        }
+    }
+
+    fn open(&mut self, number: usize, payload: Arc<[u8]>) -> io::Result<()> {
+        let op = match self.direction {
+            Direction::Down => Op::Down,
+            Direction::Up => Op::Up,
+        };
+        let mut socket = self.chain.connect()?;
+        socket.write_all(&Header { op, stream: number as u32, length: 0 }.encode())?;
+        if self.direction == Direction::Up {
+            socket.read_exact(&mut [0])?;
+        }
+        socket.set_read_timeout(None)?;
+        let received = Arc::new(AtomicU64::new(0));
+        let (shared, counter, direction) = (Arc::clone(&self.shared), Arc::clone(&received), self.direction);
+        let mut worker = socket.try_clone()?;
+        let work = move || {
+            let outcome = match direction {
+                Direction::Down => target::discard(&worker, &counter),
+                Direction::Up => target::send_endlessly(&mut worker, &payload),
+            };
+            if !shared.stopping.load(Ordering::Relaxed) {
+                let fault = outcome.err().map_or_else(|| "closed early".into(), |error| error.to_string());
+                lock(&shared.faults).push(fault);
+            }
+        };
+        let thread = thread::Builder::new().name("stream".into()).stack_size(STACK).spawn(work)?;
+        self.streams.push(Stream { socket, received, thread: Some(thread) });
+        Ok(())
+    }
+
+    /// Payload bytes that have arrived at their end, by stream.
+    fn moved(&self) -> Vec<u64> {
+        match self.direction {
+            Direction::Down => {
+                self.streams.iter().map(|stream| stream.received.load(Ordering::Relaxed)).collect()
+            }
+            Direction::Up => {
+                (0..self.streams.len()).map(|n| self.target.received(n) - self.base[n]).collect()
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        self.chain.check()?;
+        let faults = lock(&self.shared.faults);
+        match faults.first() {
+            None => Ok(()),
+            Some(first) => {
+                Err(Failure::Streams { count: faults.len(), of: self.streams.len(), first: first.clone() })
+            }
+        }
+    }
+}
+
+impl Drop for Bulk<'_> {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        for stream in &self.streams {
+            let _ = stream.socket.shutdown(Shutdown::Both);
+        }
+        for thread in self.streams.iter_mut().filter_map(|stream| stream.thread.take()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Sends and checks `length` bytes both ways at once on each of `count` streams.
+pub(crate) fn verify_streams(
+    chain: &Chain,
+    target: &Target,
+    count: usize,
+    length: u64,
+) -> Result<(), Failure> {
+    let faults = thread::scope(|scope| {
+        let streams: Vec<_> = (0..count as u32)
+            .map(|number| {
+                scope.spawn(move || {
+                    let mut stream = chain.connect().map_err(|error| error.to_string())?;
+                    let header = Header { op: Op::Verify, stream: number, length };
+                    stream.write_all(&header.encode()).map_err(|error| error.to_string())?;
+                    verify::exchange(&stream, verify::Seeds::of_client(number), length)
+                })
+            })
+            .collect();
+        let outcomes = streams.into_iter().enumerate().map(|(number, stream)| {
+            let outcome = stream.join().unwrap_or_else(|_| Err("the checker panicked".into()));
+            outcome.err().map(|fault| format!("stream {number} at the client: {fault}"))
+        });
+        outcomes.flatten().collect::<Vec<_>>()
+    });
+    let faults: Vec<String> = faults.into_iter().chain(target.take_faults(count)).collect();
+    chain.check()?;
+    if faults.is_empty() { Ok(()) } else { Err(Failure::Integrity(faults.join("; "))) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

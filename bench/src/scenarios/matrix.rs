@@ -1,0 +1,160 @@
+//! `matrix`: bulk goodput through each protocol, down and up, with the processor time and memory it took.
+
+use std::time::Duration;
+
+use crate::bulk::{Bulk, Direction, Measured, verify_streams};
+use crate::chain::{Chain, Contender};
+use crate::failure::Failure;
+use crate::plan::{Plan, Round, Values};
+use crate::protocols::Protocol;
+use crate::results::{Better, Metric, Run};
+use crate::scenarios::{Context, mib};
+use crate::target::Target;
+
+/// How much and how long.
+pub(crate) struct Settings {
+    pub(crate) protocols: Vec<&'static Protocol>,
+    /// Also every program as the client of every other.
+    pub(crate) cross: bool,
+    pub(crate) streams: usize,
+    pub(crate) rounds: usize,
+    pub(crate) warm_up: Duration,
+    pub(crate) window: Duration,
+}
+
+/// Bytes of each stream and direction in an integrity check.
+const VERIFY_BYTES: u64 = 16 << 20;
+
+/// Measures.
+pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure> {
+    let mut run = Run::begin("matrix", &context.programs, metrics());
+    run.set("streams", settings.streams);
+    run.set("warm-up, s", settings.warm_up.as_secs_f64());
+    run.set("window, s", settings.window.as_secs_f64());
+    plan(context, settings, &contenders(context, settings))
+        .run(&mut run, |round| measure(round, settings))?;
+    Ok(run)
+}
+
+/// Checks integrity and measures nothing: the rows of the run only say what failed.
+pub(crate) fn verify(context: &Context, settings: &Settings) -> Result<Run, Failure> {
+    let mut run = Run::begin(
+        "matrix --verify",
+        &context.programs,
+        vec![Metric::new("bytes", "MB checked", Better::Neither, 0)],
+    );
+    run.set("streams", settings.streams);
+    let contenders = contenders(context, settings);
+    let mut plan = plan(context, settings, &contenders);
+    plan.parts = vec![("verify".into(), "both ways at once".into())];
+    plan.run(&mut run, |round| {
+        let target = Target::start(settings.streams)?;
+        let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
+        verify_streams(&chain, &target, settings.streams, VERIFY_BYTES)?;
+        Ok(vec![vec![("bytes", 2.0 * settings.streams as f64 * VERIFY_BYTES as f64 / 1e6)]])
+    })?;
+    Ok(run)
+}
+
+fn contenders(context: &Context, settings: &Settings) -> Vec<Contender> {
+    Contender::all(&context.programs, settings.cross)
+}
+
+fn plan<'a>(context: &'a Context, settings: &'a Settings, contenders: &'a [Contender]) -> Plan<'a> {
+    let part = |direction: Direction| (direction.name().to_owned(), direction.name().to_owned());
+    Plan {
+        protocols: &settings.protocols,
+        parts: Direction::BOTH.map(part).to_vec(),
+        contenders,
+        rounds: settings.rounds,
+        work_dir: context.work_dir.path(),
+    }
+}
+
+/// Both directions in one set of processes, so that their peak memory covers both.
+fn measure(round: &Round<'_>, settings: &Settings) -> Result<Vec<Values>, Failure> {
+    let target = Target::start(settings.streams)?;
+    let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
+    let mut parts = Vec::new();
+    for direction in Direction::BOTH {
+        let bulk = Bulk::start(&chain, &target, settings.streams, direction)?;
+        parts.push(values(&bulk.measure(settings.warm_up, settings.window)?));
+    }
+    let (client, server) = chain.memory()?;
+    for part in &mut parts {
+        part.push(("client_peak", mib(client.peak)));
+        part.extend(server.map(|server| ("server_peak", mib(server.peak))));
+    }
+    Ok(parts)
+}
+
+fn metrics() -> Vec<Metric> {
+    vec![
+        Metric::new("goodput", "Gbit/s", Better::Higher, 2).main(),
+        Metric::new("cpu", "CPU-s/GB", Better::Lower, 3).main(),
+        Metric::new("client_cpu", "client CPU-s/GB", Better::Lower, 3),
+        Metric::new("server_cpu", "server CPU-s/GB", Better::Lower, 3),
+        Metric::new("client_per_core", "client Mbit/s per core", Better::Higher, 0),
+        Metric::new("server_per_core", "server Mbit/s per core", Better::Higher, 0),
+        Metric::new("client_peak", "client peak MiB", Better::Lower, 1).main(),
+        Metric::new("server_peak", "server peak MiB", Better::Lower, 1).main(),
+        Metric::new("generator_cpu", "load generator CPU-s/GB", Better::Neither, 3),
+    ]
+}
+
+fn values(measured: &Measured) -> Values {
+    let gigabytes = measured.bytes as f64 / 1e9;
+    let per_gigabyte = |cpu: Duration| cpu.as_secs_f64() / gigabytes;
+    let per_core = |cpu: Duration| 8000.0 / per_gigabyte(cpu);
+    let both = measured.client_cpu + measured.server_cpu.unwrap_or_default();
+    let mut values = vec![
+        ("goodput", gigabytes * 8.0 / measured.time.as_secs_f64()),
+        ("cpu", per_gigabyte(both)),
+        ("generator_cpu", per_gigabyte(measured.generator_cpu)),
+    ];
+    if let Some(server) = measured.server_cpu {
+        values.extend([
+            ("client_cpu", per_gigabyte(measured.client_cpu)),
+            ("server_cpu", per_gigabyte(server)),
+            ("client_per_core", per_core(measured.client_cpu)),
+            ("server_per_core", per_core(server)),
+        ]);
+    } else {
+        values.push(("client_per_core", per_core(measured.client_cpu)));
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(values: &Values, key: &str) -> Option<f64> {
+        values.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+    }
+
+    #[test]
+    fn units_of_a_window() {
+        let measured = Measured {
+            bytes: 2_000_000_000,
+            time: Duration::from_secs(2),
+            client_cpu: Duration::from_millis(500),
+            server_cpu: Some(Duration::from_millis(1500)),
+            generator_cpu: Duration::from_millis(100),
+        };
+        let values = values(&measured);
+        assert_eq!(value(&values, "goodput"), Some(8.0));
+        assert_eq!(value(&values, "cpu"), Some(1.0));
+        assert_eq!(value(&values, "client_cpu"), Some(0.25));
+        assert_eq!(value(&values, "client_per_core"), Some(32_000.0));
+        assert_eq!(value(&values, "generator_cpu"), Some(0.05));
+    }
+
+    #[test]
+    fn one_program_has_no_server_columns() {
+        let second = Duration::from_secs(1);
+        let measured =
+            Measured { bytes: 1, time: second, client_cpu: second, server_cpu: None, generator_cpu: second };
+        assert_eq!(value(&values(&measured), "server_cpu"), None);
+    }
+}

@@ -1,0 +1,17 @@
+//! What can be measured: one module per sub-command.
+
+use crate::chain::WorkDir;
+use crate::programs::Program;
+
+pub(crate) mod matrix;
+
+/// What every scenario works with.
+pub(crate) struct Context {
+    pub(crate) programs: Vec<Program>,
+    pub(crate) work_dir: WorkDir,
+}
+
+/// Bytes as tables show memory.
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}

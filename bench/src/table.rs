@@ -1,0 +1,165 @@
+//! Tables of a run, for the terminal and for Markdown.
+//!
+//! A cell is `median (lowest–highest)`, and for the main metrics of all but the baseline `×ratio`: the median of the
+//! rounds' ratios to the baseline.
+
+use std::fmt::Write as _;
+
+use crate::results::{Entry, Metric, Row, Run};
+use crate::stats::Spread;
+
+/// What the figures mean, below every table.
+pub(crate) const LEGEND: &str = "median (lowest–highest round); × is the median of the ratios to the first program, \
+                                 round by round";
+
+/// Aligned columns under headings, as wide as they must be.
+pub(crate) fn terminal(run: &Run) -> String {
+    let lines = lines(run);
+    let columns = lines.first().map_or(0, Vec::len);
+    let width = |column: usize| lines.iter().map(|line| line.get(column).map_or(0, |cell| width(cell))).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for line in &lines {
+        let mut padded = String::new();
+        for (cell, width) in line.iter().zip(&widths) {
+            let _ = write!(padded, "{cell:<width$}  ");
+        }
+        let _ = writeln!(text, "{}", padded.trim_end());
+    }
+    for reason in reasons(run) {
+        let _ = writeln!(text, "INVALID {reason}");
+    }
+    let _ = writeln!(text, "\n{LEGEND}");
+    let _ = writeln!(text, "{}", run.machine.summary());
+    for program in &run.programs {
+        let _ = writeln!(text, "{}: {}", program.name, program.short_version());
+    }
+    text
+}
+
+/// The same with what a reader needs to repeat it.
+pub(crate) fn markdown(run: &Run) -> String {
+    let mut text = format!("### {}\n\n", run.scenario);
+    let lines = lines(run);
+    for (number, line) in lines.iter().enumerate() {
+        let cells: Vec<String> = line.iter().map(|cell| cell.replace('|', "\\|")).collect();
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+        if number == 0 {
+            let rule: Vec<&str> =
+                (0..line.len()).map(|column| if column < 2 { "---" } else { "---:" }).collect();
+            let _ = writeln!(text, "| {} |", rule.join(" | "));
+        }
+    }
+    let _ = writeln!(text);
+    for reason in reasons(run) {
+        let _ = writeln!(text, "- **Invalid:** {}", reason.replace('\n', "  \n"));
+    }
+    let settings: Vec<String> = run.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
+    let _ = writeln!(text, "- Cells: {LEGEND}.");
+    let _ = writeln!(text, "- Settings: {}.", settings.join("; "));
+    let _ = writeln!(text, "- Machine: {}.", run.machine.summary());
+    for program in &run.programs {
+        let _ = writeln!(text, "- `{}`: {}.", program.name, program.short_version());
+    }
+    text
+}
+
+/// A number with the metric's decimals.
+pub(crate) fn number(metric: &Metric, value: f64) -> String {
+    format!("{value:.*}", metric.decimals)
+}
+
+/// `median (lowest–highest)`.
+pub(crate) fn spread(metric: &Metric, spread: Spread) -> String {
+    let show = |value| number(metric, value);
+    if spread.low == spread.high {
+        show(spread.median)
+    } else {
+        format!("{} ({}–{})", show(spread.median), show(spread.low), show(spread.high))
+    }
+}
+
+/// The metrics that at least one entry has.
+pub(crate) fn measured(run: &Run) -> Vec<&Metric> {
+    let entries = || run.rows.iter().flat_map(|row| &row.entries);
+    run.metrics
+        .iter()
+        .filter(|metric| entries().any(|entry| entry.samples.contains_key(&metric.key)))
+        .collect()
+}
+
+/// Headings and body.
+fn lines(run: &Run) -> Vec<Vec<String>> {
+    let metrics = measured(run);
+    let headings = ["row", "program"].into_iter().chain(metrics.iter().map(|metric| metric.title.as_str()));
+    let mut lines = vec![headings.map(str::to_owned).collect::<Vec<_>>()];
+    for row in &run.rows {
+        for (number, entry) in row.entries.iter().enumerate() {
+            let title = if number == 0 { row.title.clone() } else { String::new() };
+            let cells = metrics.iter().map(|metric| cell(row, entry, metric));
+            lines.push([title, entry.contender.clone()].into_iter().chain(cells).collect());
+        }
+    }
+    lines
+}
+
+fn cell(row: &Row, entry: &Entry, metric: &Metric) -> String {
+    if entry.invalid.is_some() {
+        return "invalid".into();
+    }
+    let Some(values) = entry.spread(&metric.key) else { return "–".into() };
+    let mut text = spread(metric, values);
+    let baseline = &row.entries[0];
+    if metric.main
+        && !std::ptr::eq(entry, baseline)
+        && let Some(ratio) = entry.ratio(baseline, &metric.key)
+    {
+        let _ = write!(text, " ×{:.2}", ratio.median);
+    }
+    text
+}
+
+/// Why entries are invalid; once per contender and reason.
+fn reasons(run: &Run) -> Vec<String> {
+    let mut reasons = Vec::new();
+    for row in &run.rows {
+        for entry in &row.entries {
+            if let Some(reason) = &entry.invalid {
+                reasons.push(format!("{}, {}: {reason}", row.title, entry.contender));
+            }
+        }
+    }
+    reasons
+}
+
+/// Columns on a terminal. Every character that tables use is one column wide.
+fn width(cell: &str) -> usize {
+    cell.chars().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::tests::example;
+
+    #[test]
+    fn terminal_table_aligns_and_names_what_is_invalid() {
+        let text = terminal(&example());
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("socks → direct, down  a "), "{text}");
+        assert!(lines[2].contains("13.75 (12.50–15.00) ×1.25"), "{text}");
+        assert!(lines[2].contains("0.188 (0.125–0.250) ×0.50"), "{text}");
+        assert!(text.contains("INVALID direct, down, b: b did not start"), "{text}");
+        let column = |line: &str| line.chars().collect::<Vec<_>>().iter().position(|c| *c == '(');
+        assert!(column(lines[1]).is_some());
+    }
+
+    #[test]
+    fn markdown_rows_have_as_many_cells_as_headings() {
+        let text = markdown(&example());
+        let cells = |line: &str| line.matches(" |").count();
+        let table: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
+        assert_eq!(table.len(), 6);
+        assert!(table.iter().all(|line| cells(line) == cells(table[0])), "{text}");
+    }
+}
