@@ -67,3 +67,42 @@ fn prefix_len(mask: IpAddr) -> u8 {
     };
     ones as u8
 }
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+    use crate::testing::{LOOPBACKS, in_fresh_network};
+
+    #[test]
+    fn loopback_is_listed_with_its_addresses() {
+        in_fresh_network("loopback_is_listed_with_its_addresses", || {
+            let [interface]: [Interface; 1] = interfaces().unwrap().try_into().unwrap();
+            let [v4, v6] = LOOPBACKS.map(|address| address.ip());
+            let addresses = vec![
+                InterfaceAddress { ip: v4, prefix_len: 8 },
+                InterfaceAddress { ip: v6, prefix_len: 128 },
+            ];
+            let index = index("lo").unwrap();
+            assert_eq!(
+                interface,
+                Interface { name: "lo".into(), index, up: true, loopback: true, addresses }
+            );
+        });
+    }
+
+    #[test]
+    fn every_listed_index_is_the_one_of_its_name() {
+        let list = interfaces().unwrap();
+        assert!(list.iter().any(|interface| interface.loopback));
+        for interface in list {
+            assert_eq!(index(&interface.name).unwrap(), interface.index);
+        }
+    }
+
+    #[test]
+    fn unknown_or_impossible_name_is_an_error() {
+        assert_eq!(index("no-such-if0").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+        assert_eq!(index("lo\0").unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

@@ -21,5 +21,8 @@ pub mod splice;
 pub mod udp;
 
 mod sys;
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod testing;
 
 pub use socket::SocketError;

@@ -43,3 +43,76 @@ pub fn within<T: Send>(name: &str, create: impl FnOnce() -> T + Send) -> Result<
 fn file(name: &str) -> PathBuf {
     if name.contains('/') { name.into() } else { Path::new(DIRECTORY).join(name) }
 }
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::process::Command;
+
+    use super::*;
+    use crate::testing::{LOOPBACKS, current_network, in_fresh_network};
+
+    /// A path to the network namespace of the calling thread, good while the thread lives.
+    fn own_path() -> String {
+        let thread = std::fs::read_link("/proc/thread-self").unwrap();
+        format!("/proc/{}/ns/net", thread.display())
+    }
+
+    #[test]
+    fn closure_runs_inside_and_the_caller_stays_outside() {
+        in_fresh_network("closure_runs_inside_and_the_caller_stays_outside", || {
+            let (inside, path) = (current_network(), own_path());
+            // A third namespace, to be outside of the other two on every machine.
+            in_fresh_network("nested", move || {
+                let outside = current_network();
+                assert_ne!(outside, inside);
+                assert_eq!(within(&path, current_network).unwrap(), inside);
+                assert_eq!(current_network(), outside);
+
+                let listener = within(&path, || TcpListener::bind(LOOPBACKS[0])).unwrap().unwrap();
+                let address: SocketAddr = listener.local_addr().unwrap();
+                assert!(TcpStream::connect(address).is_err(), "the port is not open out here");
+                within(&path, || TcpStream::connect(address)).unwrap().unwrap();
+                listener.accept().unwrap();
+            });
+        });
+    }
+
+    #[test]
+    fn name_is_looked_up_where_ip_netns_keeps_it() {
+        let name = format!("culvert-test-{}", std::process::id());
+        match Command::new("ip").args(["netns", "add", &name]).output() {
+            Ok(output) if output.status.success() => {}
+            other => return eprintln!("SKIPPED name_is_looked_up_where_ip_netns_keeps_it: {other:?}"),
+        }
+        let result = within(&name, current_network);
+        Command::new("ip").args(["netns", "delete", &name]).status().unwrap();
+        assert_ne!(result.unwrap(), current_network());
+    }
+
+    #[test]
+    fn unknown_namespace_is_named_with_the_reason() {
+        for name in ["culvert-no-such-namespace", "/no/such/namespace"] {
+            let error = within(name, || panic!("must not run")).unwrap_err();
+            assert_eq!(error.to_string(), format!("netns {name}"));
+            assert_eq!(error.io().kind(), io::ErrorKind::NotFound);
+        }
+    }
+
+    #[test]
+    fn file_that_is_no_namespace_is_refused() {
+        let error = within("/proc/self/status", || panic!("must not run")).unwrap_err();
+        assert!(matches!(error, SocketError::Netns { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn panic_inside_reaches_the_caller() {
+        in_fresh_network("panic_inside_reaches_the_caller", || {
+            let path = own_path();
+            let panic =
+                std::panic::catch_unwind(|| within(&path, || -> () { panic!("from inside") })).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&"from inside"));
+        });
+    }
+}

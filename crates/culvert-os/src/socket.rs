@@ -418,3 +418,7 @@ fn bind(socket: &Socket, address: SocketAddr) -> Result<(), SocketError> {
 fn option(option: &'static str) -> impl FnOnce(io::Error) -> SocketError {
     move |source| SocketError::Option { option, source }
 }
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests;

@@ -153,3 +153,7 @@ pub fn splice_out(pipe: &mut Pipe, to: BorrowedFd<'_>, more: bool) -> io::Result
 pub fn trim() {
     let _ = EMPTY.try_with(|pool| pool.take());
 }
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests;

@@ -259,7 +259,7 @@ fn set_int(fd: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io:
         .map(drop)
 }
 
-fn get_int(fd: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<c_int> {
+pub(crate) fn get_int(fd: BorrowedFd<'_>, level: c_int, option: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut len = size_of::<c_int>() as libc::socklen_t;
     // SAFETY: pointer and length describe `value`; the kernel writes no more than `len` bytes.

@@ -296,3 +296,55 @@ fn messages(mut control: &[u8]) -> impl Iterator<Item = Message<'_>> {
         Some(Message { level: c_int::from_ne_bytes(*level), kind: c_int::from_ne_bytes(*kind), data })
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_as_they_were() {
+        for address in ["192.0.2.7:65535", "[2001:db8::7]:1", "[fe80::1%3]:443"] {
+            let address: SocketAddr = address.parse().unwrap();
+            let mut name = Name::EMPTY;
+            let len = name.encode(address);
+            assert_eq!(decode_name(&name.0[..len]), Some(address));
+            assert_eq!(decode_name(&name.0), Some(address), "the room behind it does not matter");
+        }
+        assert_eq!(decode_name(&[0; NAME]), None, "an unnamed sender");
+        assert_eq!(decode_name(&[]), None);
+    }
+
+    #[test]
+    fn control_messages_come_back_and_no_cut_is_read_past() {
+        let slot = SendSlot {
+            segment_size: NonZeroU16::new(1200),
+            source: Some(Ipv6Addr::LOCALHOST.into()),
+            ecn: Some(Ecn::Congested),
+            ..SendSlot::new(&[], None)
+        };
+        let mut control = Control::EMPTY;
+        let len = control.describe(&slot);
+        let kinds =
+            |control| messages(control).map(|message| (message.level, message.kind)).collect::<Vec<_>>();
+        let all = kinds(&control.0[..len]);
+        let expected = [
+            (libc::SOL_UDP, libc::UDP_SEGMENT),
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO),
+            (libc::IPPROTO_IP, libc::IP_TOS),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        ];
+        assert_eq!(all, expected);
+        for cut in 0..len {
+            assert!(expected.starts_with(&kinds(&control.0[..cut])));
+        }
+    }
+
+    #[test]
+    fn impossible_lengths_end_the_walk() {
+        for len in [0, CONTROL_HEADER - 1, CONTROL + 1, usize::MAX] {
+            let mut control = Control::EMPTY;
+            control.0[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
+            assert_eq!(messages(&control.0).count(), 0);
+        }
+    }
+}

@@ -247,3 +247,7 @@ pub fn enable_local_address(socket: BorrowedFd<'_>, v6: bool) -> io::Result<()> 
 pub fn enable_original_destination(socket: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
     sys::enable_receive_original_destination(socket, v6)
 }
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests;
