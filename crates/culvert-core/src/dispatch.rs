@@ -1,0 +1,319 @@
+//! The hand-over from inbound to outbound.
+//!
+//! An inbound that knows who the client is and where it wants to go calls [`Dispatch::submit`] with the connection
+//! itself. From there on the connection belongs to a task of its own: the router decides, the outbound dials, the
+//! client is answered, the relay runs. What the inbound needed for its handshake is freed by then.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use culvert_wire::BufChain;
+use tracing::{debug, info};
+
+use crate::conn::{Prefixed, write_chain};
+use crate::flow::Way;
+use crate::handshake::Handshakes;
+use crate::inbound::StreamServer;
+use crate::throttle::Throttle;
+use crate::{
+    BoxPackets, BoxStream, Chain, DialError, EndReason, Flow, Flows, Network, Outbound, Session, relay, timeouts,
+};
+
+/// What carries the payload of a session.
+pub enum Io {
+    /// A byte stream.
+    Stream(BoxStream),
+    /// Datagrams.
+    Packets(BoxPackets),
+}
+
+/// How a dial ended, for the reply to the client.
+pub enum DialOutcome<'a> {
+    /// It is connected; this is our address towards the next hop, where there is one.
+    Connected(Option<SocketAddr>),
+    /// It is not.
+    Failed(&'a DialError),
+}
+
+/// Writes the bytes that tell a client how its dial ended.
+pub type Reply = fn(&DialOutcome<'_>, &mut Vec<u8>);
+
+/// A session with its payload, on its way from an inbound to the router.
+pub struct Incoming {
+    /// The facts.
+    pub session: Session,
+    /// The payload's carrier.
+    pub io: Io,
+    /// Read from the client and not yet delivered.
+    pub early: BufChain,
+    /// The answer the client waits for, if it does.
+    pub reply: Option<Reply>,
+}
+
+impl Incoming {
+    /// Tells the client that it is connected although it is not yet, so that it sends its first bytes. Sniffing calls
+    /// this; a dial that fails afterwards can only reset the stream.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub async fn answer_early(&mut self) -> io::Result<()> {
+        self.answer(&DialOutcome::Connected(None)).await
+    }
+
+    async fn answer(&mut self, outcome: &DialOutcome<'_>) -> io::Result<()> {
+        let Some(reply) = self.reply.take() else { return Ok(()) };
+        let Io::Stream(conn) = &mut self.io else { return Ok(()) };
+        let mut bytes = Vec::new();
+        reply(outcome, &mut bytes);
+        write_chain(conn, &mut BufChain::copied(&bytes)).await
+    }
+}
+
+/// What the router decided.
+pub enum Decision {
+    /// Let this outbound carry it.
+    Dial {
+        /// The outbound that dials.
+        outbound: Arc<dyn Outbound>,
+        /// How it was found, for logs and the API.
+        way: Way,
+        /// Idle limit of a UDP association, where a rule sets one.
+        udp_idle: Option<Duration>,
+    },
+    /// End it.
+    Refuse {
+        /// Why, for the client's reply.
+        error: DialError,
+        /// How it was found.
+        way: Way,
+    },
+}
+
+/// Decides where sessions go.
+#[async_trait]
+pub trait Router: Send + Sync {
+    /// Decides for one session. May read from the client into `incoming.early`, and change the target.
+    async fn decide(&self, incoming: &mut Incoming) -> Decision;
+}
+
+struct Shared {
+    router: OnceLock<Arc<dyn Router>>,
+    flows: Arc<Flows>,
+    handshakes: Arc<Handshakes>,
+    /// Most flows and handshakes together; each may take two descriptors and a pipe.
+    limit: usize,
+    failures: Throttle,
+}
+
+/// Where inbounds hand their sessions over. Cheap to clone.
+#[derive(Clone)]
+pub struct Dispatch {
+    shared: Arc<Shared>,
+    /// Sessions of this inbound go to another inbound (`detour` of the listen fields) instead of the router.
+    inject: Option<Arc<dyn StreamServer>>,
+}
+
+impl Dispatch {
+    /// A dispatch that admits at most `limit` connections at once. The router is set later, since it needs outbounds
+    /// that may need the dispatch.
+    #[must_use]
+    pub fn new(flows: Arc<Flows>, handshakes: Arc<Handshakes>, limit: usize) -> Self {
+        let failures = Throttle::new(Duration::from_secs(1));
+        let shared = Shared { router: OnceLock::new(), flows, handshakes, limit, failures };
+        Self { shared: Arc::new(shared), inject: None }
+    }
+
+    /// Sets the router; only the first call counts.
+    pub fn set_router(&self, router: Arc<dyn Router>) {
+        let _ = self.shared.router.set(router);
+    }
+
+    /// The same dispatch, but streams go to `server` first.
+    #[must_use]
+    pub fn injecting(&self, server: Arc<dyn StreamServer>) -> Self {
+        Self { shared: Arc::clone(&self.shared), inject: Some(server) }
+    }
+
+    /// The table of flows.
+    #[must_use]
+    pub fn flows(&self) -> &Arc<Flows> {
+        &self.shared.flows
+    }
+
+    /// The table of handshakes under way.
+    #[must_use]
+    pub fn handshakes(&self) -> &Arc<Handshakes> {
+        &self.shared.handshakes
+    }
+
+    /// Whether as many connections are open as may be.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.shared.flows.len() + self.shared.handshakes.len() >= self.shared.limit
+    }
+
+    /// Starts the task that routes, dials and relays. Returns at once.
+    pub fn submit(&self, incoming: Incoming) {
+        if self.shared.flows.is_closing() {
+            return;
+        }
+        if let (Some(server), Io::Stream(_)) = (&self.inject, &incoming.io) {
+            return self.pass_on(Arc::clone(server), incoming);
+        }
+        let ticket = self.shared.flows.open(incoming.session.clone());
+        let flow = Arc::clone(ticket.flow());
+        let shared = Arc::clone(&self.shared);
+        let task = tokio::spawn(async move {
+            let Some(connected) = Box::pin(connect(&shared, incoming, ticket.flow())).await else { return };
+            drop(shared);
+            let end = match connected {
+                Connected::Stream { client, upstream, early } => {
+                    relay::stream::Relay::new(client, upstream, early, ticket.flow()).await
+                }
+                Connected::Packets { client, upstream } => {
+                    relay::packet::Relay::new(client, upstream, ticket.flow()).await
+                }
+            };
+            ticket.flow().note_end(end);
+        });
+        flow.set_task(task.abort_handle());
+    }
+
+    /// Gives a stream to another inbound, as if it had been accepted there.
+    fn pass_on(&self, server: Arc<dyn StreamServer>, mut incoming: Incoming) {
+        let plain = Self { shared: Arc::clone(&self.shared), inject: None };
+        tokio::spawn(async move {
+            if incoming.answer_early().await.is_err() {
+                return;
+            }
+            let Incoming { session, io: Io::Stream(conn), early, .. } = incoming else { return };
+            let handshake = plain.handshakes().enter(session.source.ip());
+            let inbound = session.inbound.clone();
+            let served = server.serve(Prefixed::wrap(early, conn), session, handshake, &plain).await;
+            if let Err(error) = served {
+                debug!(inbound = %inbound, "injected connection not served: {}", Chain(&error));
+            }
+        });
+    }
+}
+
+/// Both ends, ready to be relayed.
+enum Connected {
+    Stream { client: BoxStream, upstream: BoxStream, early: BufChain },
+    Packets { client: BoxPackets, upstream: BoxPackets },
+}
+
+/// Routes, dials and answers. `None` if there is nothing to relay: the client has been told and the reason logged.
+async fn connect(shared: &Shared, mut incoming: Incoming, flow: &Flow) -> Option<Connected> {
+    // Set before any inbound starts; without it the program has no business accepting.
+    let router = shared.router.get()?;
+    let decision = router.decide(&mut incoming).await;
+    let (outbound, way, udp_idle) = match decision {
+        Decision::Dial { outbound, way, udp_idle } => (outbound, way, udp_idle),
+        Decision::Refuse { error, way } => {
+            flow.set_way(way);
+            fail(shared, incoming, flow, &error).await;
+            return None;
+        }
+    };
+    flow.set_way(way);
+    let session = &incoming.session;
+    info!(
+        conn = session.id.get(),
+        age_ms = flow.age().as_millis() as u64,
+        "inbound/{}: {}{} connection from {} to {} by outbound/{}",
+        session.inbound,
+        session.user.as_deref().map(|user| format!("[{user}] ")).unwrap_or_default(),
+        session.network,
+        session.source,
+        session.target,
+        outbound.tag(),
+    );
+    match connect_by(&*outbound, incoming, flow, udp_idle).await {
+        Ok(connected) => connected,
+        Err((incoming, error)) => {
+            let error = DialError::Outbound { tag: outbound.tag().clone(), source: Box::new(error) };
+            fail(shared, *incoming, flow, &error).await;
+            None
+        }
+    }
+}
+
+/// The dial and the answer. `Ok(None)` if the client left meanwhile.
+async fn connect_by(
+    outbound: &dyn Outbound,
+    mut incoming: Incoming,
+    flow: &Flow,
+    udp_idle: Option<Duration>,
+) -> Result<Option<Connected>, (Box<Incoming>, DialError)> {
+    let network = incoming.session.network;
+    if !outbound.carries(network) {
+        return Err((Box::new(incoming), DialError::Network(network)));
+    }
+    if network == Network::Udp {
+        let upstream = match outbound.listen_packet(&incoming.session).await {
+            Ok(upstream) => upstream,
+            Err(error) => return Err((Box::new(incoming), error)),
+        };
+        let port = incoming.session.target.port;
+        flow.set_idle_limit(udp_idle.unwrap_or_else(|| timeouts::udp_idle_by_port(port, timeouts::UDP_IDLE)));
+        let Io::Packets(client) = incoming.io else { return Ok(None) };
+        return Ok(Some(Connected::Packets { client, upstream }));
+    }
+    let mut early = std::mem::take(&mut incoming.early);
+    let offered = early.len();
+    let upstream = match outbound.dial(&incoming.session, &mut early).await {
+        Ok(upstream) => upstream,
+        Err(error) => return Err((Box::new(incoming), error)),
+    };
+    flow.count_up((offered - early.len()) as u64);
+    flow.set_idle_limit(timeouts::STREAM_IDLE);
+    if incoming.answer(&DialOutcome::Connected(upstream.local_addr())).await.is_err() {
+        flow.note_end(EndReason::Reset);
+        return Ok(None);
+    }
+    let Io::Stream(client) = incoming.io else { return Ok(None) };
+    Ok(Some(Connected::Stream { client, upstream, early }))
+}
+
+/// Tells the client and the log.
+async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &DialError) {
+    flow.note_end(EndReason::Failed);
+    let session = &incoming.session;
+    let (conn, age_ms) = (session.id.get(), flow.age().as_millis() as u64);
+    match shared.failures.allow() {
+        Some(0) => info!(conn, age_ms, "inbound/{}: {}", session.inbound, Chain(error)),
+        Some(more) => {
+            info!(conn, age_ms, "inbound/{}: {} ({more} more failures not shown)", session.inbound, Chain(error));
+        }
+        None => debug!(conn, age_ms, "inbound/{}: {}", session.inbound, Chain(error)),
+    }
+    if let DialError::Dropped(_) = error {
+        // The client is to learn nothing: it sees silence until it gives up or the handshake's time is over.
+        let _ = tokio::time::timeout(timeouts::HANDSHAKE, drain(&mut incoming)).await;
+        return;
+    }
+    let waits = incoming.reply.is_some();
+    let answered = incoming.answer(&DialOutcome::Failed(error)).await.is_ok();
+    if let Io::Stream(conn) = &mut incoming.io {
+        if waits && answered {
+            // An orderly end, so that the reply is not lost to a reset.
+            let _ = tokio::io::AsyncWriteExt::shutdown(conn).await;
+        } else {
+            conn.abort();
+        }
+    }
+}
+
+/// Reads and forgets until the client ends.
+async fn drain(incoming: &mut Incoming) {
+    let Io::Stream(conn) = &mut incoming.io else { return };
+    while let Ok(bytes) = crate::conn::read_chain(conn, culvert_wire::Room::NONE).await {
+        if bytes.is_empty() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Clients that have not said yet who they are and what they want.
+//!
+//! Each costs a socket and a task, and anybody can make many. The table of them limits their time, without a timer
+//! each, and their number, over all and per network they come from (IPv4 /24, IPv6 /48). When a limit is reached the
+//! oldest goes: a real client is through in a moment and never the oldest, a stalling one always is.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use culvert_wire::{BufChain, DecodeError, Reader, Room};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::conn::{StreamConn, read_chain};
+use crate::inbound::ServeError;
+use crate::throttle::Throttle;
+use crate::timeouts;
+
+/// Limits of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How long one handshake may take.
+    pub time: Duration,
+    /// Most at once.
+    pub total: usize,
+    /// Most at once from one network.
+    pub per_network: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { time: timeouts::HANDSHAKE, total: 4096, per_network: 1024 }
+    }
+}
+
+/// The network a client comes from, as far as limits go.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+enum Prefix {
+    V4([u8; 3]),
+    V6([u8; 6]),
+}
+
+impl From<IpAddr> for Prefix {
+    fn from(ip: IpAddr) -> Self {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => {
+                let [a, b, c, _] = ip.octets();
+                Self::V4([a, b, c])
+            }
+            IpAddr::V6(ip) => {
+                let [a, b, c, d, e, f, ..] = ip.octets();
+                Self::V6([a, b, c, d, e, f])
+            }
+        }
+    }
+}
+
+struct Entry {
+    prefix: Prefix,
+    since: Instant,
+    task: Arc<OnceLock<AbortHandle>>,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By order of arrival.
+    all: BTreeMap<u64, Entry>,
+    by_prefix: HashMap<Prefix, BTreeSet<u64>>,
+    /// Those that had to go before their task was named; they are ended when it is.
+    evicted_early: HashSet<u64>,
+}
+
+impl Table {
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.all.remove(&number)?;
+        if let Some(same) = self.by_prefix.get_mut(&entry.prefix) {
+            same.remove(&number);
+            if same.is_empty() {
+                self.by_prefix.remove(&entry.prefix);
+            }
+        }
+        Some(entry)
+    }
+}
+
+/// All handshakes under way.
+pub struct Handshakes {
+    limits: Limits,
+    next: AtomicU64,
+    table: Mutex<Table>,
+    woken: Notify,
+    throttle: Throttle,
+}
+
+impl Handshakes {
+    /// An empty table.
+    #[must_use]
+    pub fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self {
+            limits,
+            next: AtomicU64::new(0),
+            table: Mutex::default(),
+            woken: Notify::new(),
+            throttle: Throttle::new(Duration::from_secs(10)),
+        })
+    }
+
+    /// Enters a client. Where a limit is reached, the oldest one makes room.
+    #[must_use]
+    pub fn enter(self: &Arc<Self>, from: IpAddr) -> Handshake {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let prefix = Prefix::from(from);
+        let task = Arc::new(OnceLock::new());
+        let mut table = self.lock();
+        let crowded = table.by_prefix.get(&prefix).filter(|same| same.len() >= self.limits.per_network);
+        let oldest = match crowded {
+            Some(same) => same.first().copied(),
+            None if table.all.len() >= self.limits.total => table.all.keys().next().copied(),
+            None => None,
+        };
+        let evicted = oldest.and_then(|number| {
+            let entry = table.remove(number)?;
+            if entry.task.get().is_none() {
+                table.evicted_early.insert(number);
+            }
+            Some(entry)
+        });
+        let was_empty = table.all.is_empty();
+        table.by_prefix.entry(prefix).or_default().insert(number);
+        table.all.insert(number, Entry { prefix, since: Instant::now(), task: Arc::clone(&task) });
+        drop(table);
+        if was_empty {
+            self.woken.notify_one();
+        }
+        if let Some(entry) = evicted {
+            self.abort(&entry, "too many clients in the handshake; the one that took longest was closed");
+        }
+        Handshake { slot: HandshakeSlot { number, task, handshakes: Arc::clone(self) } }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().all.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Ends handshakes that take too long, while there are any. Runs until it is dropped.
+    pub async fn sweep(&self) {
+        loop {
+            let oldest = self.lock().all.values().next().map(|entry| entry.since);
+            let Some(oldest) = oldest else {
+                self.woken.notified().await;
+                continue;
+            };
+            tokio::time::sleep_until(oldest + self.limits.time).await;
+            while let Some(entry) = self.pop_expired() {
+                self.abort(&entry, "client did not finish its handshake in time and was closed");
+            }
+        }
+    }
+
+    fn pop_expired(&self) -> Option<Entry> {
+        let mut table = self.lock();
+        let (number, entry) = table.all.first_key_value()?;
+        let (number, expired) = (*number, entry.since.elapsed() >= self.limits.time);
+        if expired { table.remove(number) } else { None }
+    }
+
+    fn abort(&self, entry: &Entry, why: &'static str) {
+        if let Some(task) = entry.task.get() {
+            task.abort();
+        }
+        if let Some(more) = self.throttle.allow() {
+            tracing::info!(held_back = more, "{why} ({more} more such lines held back)");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One client's place in the table; dropping it says that the client is authenticated, or gone.
+pub struct Handshake {
+    slot: HandshakeSlot,
+}
+
+/// Names the task that serves a client, so that the table can end it.
+#[derive(Clone)]
+pub(crate) struct HandshakeSlot {
+    number: u64,
+    task: Arc<OnceLock<AbortHandle>>,
+    handshakes: Arc<Handshakes>,
+}
+
+impl Handshake {
+    pub(crate) fn slot(&self) -> HandshakeSlot {
+        self.slot.clone()
+    }
+}
+
+impl HandshakeSlot {
+    /// Called once the task runs, which is after the client was entered: it may have been evicted in between.
+    pub(crate) fn attach(self, task: AbortHandle) {
+        let _ = self.task.set(task);
+        // A client that is already authenticated is not in the table either, but then there is no one to end.
+        if self.evicted() && let Some(task) = self.task.get() {
+            task.abort();
+        }
+    }
+
+    fn evicted(&self) -> bool {
+        self.handshakes.lock().evicted_early.remove(&self.number)
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        let mut table = self.slot.handshakes.lock();
+        table.remove(self.slot.number);
+        table.evicted_early.remove(&self.slot.number);
+    }
+}
+
+/// Reads from `conn` until `decode` makes sense of what has come, and returns that. What was read too far stays in
+/// `early`; so does everything when it fails, for a fallback to have.
+///
+/// `max` bounds how much is kept waiting for a message to become whole.
+///
+/// # Errors
+/// [`ServeError::Invalid`] as `decode` says or when `max` is not enough, [`ServeError::Left`] at the end of the stream.
+pub async fn read_message<C, T>(
+    conn: &mut C,
+    early: &mut BufChain,
+    max: usize,
+    mut decode: impl FnMut(&mut Reader<'_>) -> Result<T, DecodeError>,
+) -> Result<T, ServeError>
+where
+    C: StreamConn + ?Sized,
+{
+    loop {
+        let mut reader = Reader::new(early.contiguous());
+        match decode(&mut reader) {
+            Ok(message) => {
+                let used = reader.position();
+                early.advance(used);
+                return Ok(message);
+            }
+            Err(DecodeError::Invalid(what)) => return Err(ServeError::Invalid(what)),
+            Err(DecodeError::Incomplete) if early.len() >= max => return Err(ServeError::Invalid("length")),
+            Err(DecodeError::Incomplete) => {}
+        }
+        let mut more = match read_chain(conn, Room::NONE).await {
+            Ok(more) if more.is_empty() => return Err(ServeError::Left),
+            Ok(more) => more,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(ServeError::Left),
+            Err(error) => return Err(error.into()),
+        };
+        early.append(&mut more);
+    }
+}

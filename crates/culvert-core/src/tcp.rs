@@ -1,0 +1,176 @@
+//! [`StreamConn`] over a kernel TCP socket.
+
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use culvert_wire::{Buf, BufChain, Room};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::conn::{Half, NoBypass, StreamConn};
+
+/// What one read asks for at first, and what it may grow to while the socket keeps filling it.
+const READ_MIN: usize = 16 << 10;
+const READ_MAX: usize = 256 << 10;
+/// Pieces in one vectored call.
+const PIECES: usize = 16;
+
+/// A TCP socket. Reads are as large as the stream has shown to need: 16 KiB, up to 256 KiB under bulk.
+pub struct TcpConn {
+    stream: TcpStream,
+    /// What the next read asks for, in bytes.
+    want: usize,
+}
+
+impl TcpConn {
+    /// Takes over a connected socket and switches Nagle's algorithm off.
+    #[must_use]
+    pub fn new(stream: TcpStream) -> Self {
+        // Only a socket that is already dead refuses this, and its first use will say so.
+        let _ = stream.set_nodelay(true);
+        Self { stream, want: READ_MIN }
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// The socket is not connected any more.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
+    }
+}
+
+/// Does one non-blocking read inside tokio's readiness: `read` returns how much it got. A read that got less than it
+/// asked for has emptied the socket, so readiness is taken back at once instead of by a system call that fails.
+pub(crate) fn read_ready(
+    stream: &TcpStream,
+    asked: usize,
+    mut read: impl FnMut() -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut short = None;
+    let result = stream.try_io(Interest::READABLE, || match read() {
+        // Readiness was sampled before the read: bytes that come in between make a new event and are not lost.
+        Ok(count) if count > 0 && count < asked => {
+            short = Some(count);
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+        other => other,
+    });
+    short.map_or(result, Ok)
+}
+
+impl StreamConn for TcpConn {
+    fn poll_read_chain(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<io::Result<BufChain>> {
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            let mut pieces = Pieces::take(self.want, room);
+            let asked = pieces.space;
+            match read_ready(&self.stream, asked, || pieces.read(&self.stream)) {
+                Ok(count) => {
+                    self.want = match count {
+                        _ if count == asked => (self.want * 2).min(READ_MAX),
+                        _ if count < self.want / 4 => (self.want / 2).max(READ_MIN),
+                        _ => self.want,
+                    };
+                    return Poll::Ready(Ok(pieces.filled(count)));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    fn poll_write_chain(&mut self, cx: &mut Context<'_>, data: &mut BufChain) -> Poll<io::Result<()>> {
+        while !data.is_empty() {
+            ready!(self.stream.poll_write_ready(cx))?;
+            let mut slices = [IoSlice::new(&[]); PIECES];
+            let count = data.io_slices(&mut slices);
+            match self.stream.try_write_vectored(&slices[..count]) {
+                Ok(written) => data.advance(written),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn kernel_socket(&self, _half: Half) -> Option<&TcpStream> {
+        Some(&self.stream)
+    }
+
+    fn bypass(&mut self, _half: Half) -> Result<(), NoBypass> {
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        // Fails only on a socket that is dead already.
+        let _ = culvert_os::socket::set_linger_zero(self.stream.as_fd());
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        self.stream.local_addr().ok()
+    }
+}
+
+/// Memory for one read: one piece where the reader's next hop does not care, several with room around each where it does.
+struct Pieces {
+    pieces: [Option<Buf>; PIECES],
+    /// Data bytes that each piece may take.
+    each: usize,
+    space: usize,
+}
+
+impl Pieces {
+    fn take(want: usize, room: Room) -> Self {
+        let each = if room.is_none() { want } else { READ_MIN.min(room.max) };
+        let count = want.div_ceil(each).min(PIECES);
+        let mut pieces = [const { None }; PIECES];
+        pieces[..count].fill_with(|| Some(Buf::new(each, room.head, room.tail)));
+        Self { pieces, each, space: each * count }
+    }
+
+    fn read(&mut self, stream: &TcpStream) -> io::Result<usize> {
+        let each = self.each;
+        let mut slices = [const { None }; PIECES];
+        for (slice, piece) in slices.iter_mut().zip(self.pieces.iter_mut().flatten()) {
+            *slice = Some(IoSliceMut::new(&mut piece.spare_mut()[..each]));
+        }
+        // `IoSliceMut` cannot be copied, so the array is built whole, with empty ones behind the used ones.
+        let mut slices = slices.map(|slice| slice.unwrap_or_else(|| IoSliceMut::new(&mut [])));
+        (&*socket2::SockRef::from(stream)).read_vectored(&mut slices)
+    }
+
+    fn filled(self, mut count: usize) -> BufChain {
+        let mut chain = BufChain::new();
+        for mut piece in self.pieces.into_iter().flatten() {
+            let here = count.min(self.each);
+            piece.grow(here);
+            count -= here;
+            chain.push_back(piece);
+        }
+        chain
+    }
+}
+
+impl AsyncRead for TcpConn {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, to)
+    }
+}
+
+impl AsyncWrite for TcpConn {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, from)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,47 @@
+//! How long anything may take, in one place. Options of the config override those that have one.
+
+use std::time::Duration;
+
+/// From accept to the end of an inbound's handshake: greeting, authentication, request. sing-box 1.14.4 has none for
+/// SOCKS and HTTP and 15 s for TLS; the same number serves here for all.
+pub const HANDSHAKE: Duration = Duration::from_secs(15);
+/// `connect_timeout` of the dial fields: one TCP connect, all addresses of the name together.
+pub const CONNECT: Duration = Duration::from_secs(5);
+/// An outbound's own handshake (SOCKS, HTTP CONNECT, …) after the connect.
+pub const OUTBOUND_HANDSHAKE: Duration = Duration::from_secs(15);
+/// `fallback_delay` of the dial fields: head start of one address before the next is tried (RFC 8305 section 5).
+pub const HAPPY_EYEBALLS: Duration = Duration::from_millis(300);
+/// A TCP flow without a byte either way. Long, since dead peers are found by keep-alive and a quiet SSH session is
+/// no fault; it bounds what a peer that only acknowledges probes can hold.
+pub const STREAM_IDLE: Duration = Duration::from_secs(24 * 3600);
+/// A TCP flow of which one direction has ended and the other moves nothing.
+pub const HALF_CLOSED_IDLE: Duration = Duration::from_secs(10 * 60);
+/// A keep-alive HTTP proxy connection between two requests.
+pub const HTTP_KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
+/// `udp_timeout` of the listen fields.
+pub const UDP_IDLE: Duration = Duration::from_secs(5 * 60);
+/// Idle limit of DNS, NTP and STUN associations, by port or sniffed protocol, where no option says otherwise.
+pub const UDP_IDLE_QUERY: Duration = Duration::from_secs(10);
+/// Idle limit of QUIC and DTLS associations, likewise.
+pub const UDP_IDLE_QUIC: Duration = Duration::from_secs(30);
+/// One name look-up, retries included.
+pub const RESOLVE: Duration = Duration::from_secs(10);
+/// Time before TCP keep-alive probes (`tcp_keep_alive`).
+pub const KEEP_ALIVE: Duration = Duration::from_secs(5 * 60);
+/// Time between them (`tcp_keep_alive_interval`).
+pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(75);
+/// How long running flows may go on after a stop was asked for.
+pub const SHUTDOWN: Duration = Duration::from_secs(2);
+/// How often the tables of flows and handshakes are looked over; the precision of every idle limit.
+pub const SWEEP: Duration = Duration::from_secs(1);
+
+/// The idle limit of a UDP association by its first destination port, where nothing better is known
+/// (sing-box 1.14.4: 10 s for ports 53, 123 and 3478, 30 s for 443, else `udp_timeout`).
+#[must_use]
+pub fn udp_idle_by_port(port: u16, default: Duration) -> Duration {
+    match port {
+        53 | 123 | 3478 => UDP_IDLE_QUERY,
+        443 => UDP_IDLE_QUIC,
+        _ => default,
+    }
+}
