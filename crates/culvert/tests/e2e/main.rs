@@ -1,0 +1,60 @@
+//! End-to-end tests: whole programs, real sockets, and sing-box as the other end.
+//!
+//! | module      | what it holds                                                                         |
+//! |-------------|---------------------------------------------------------------------------------------|
+//! | [`table`]   | **the tables**: one row for each way into a program and each protocol between two      |
+//! | [`checks`]  | what every row must do: integrity, half-close, resets, datagrams, names, credentials  |
+//! | [`site`]    | a row brought to life: origin, programs, and ways to dial through them                |
+//! | [`curl`]    | curl through every kind of proxy                                                      |
+//! | [`http`]    | the HTTP proxy's finer points, each from a field report                               |
+//! | [`socks`]   | the same for SOCKS                                                                    |
+//! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
+//! | [`program`] | the command line, signals, start and reload                                           |
+//!
+//! Everything listens on loopback ports of its own. `E2E_CHECKS=reset,bulk` runs only the checks whose names contain
+//! one of the words.
+#![allow(clippy::print_stderr, reason = "the tests report there")]
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+mod checks;
+mod site;
+mod table;
+
+use culvert_testkit::peer::{Program, skip};
+
+/// One of the programs that can stand at an end of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Culvert,
+    SingBox,
+}
+
+impl Side {
+    /// The program, or `None`, said aloud, when this machine lacks it.
+    fn program(self) -> Option<Program> {
+        match self {
+            Self::Culvert => culvert(),
+            Self::SingBox => Program::sing_box(),
+        }
+    }
+}
+
+/// The program under test.
+fn culvert() -> Option<Program> {
+    match option_env!("CARGO_BIN_EXE_culvert") {
+        Some(built) => Some(Program::culvert(built)),
+        None if std::env::var_os("CULVERT_BIN").is_some() => Some(Program::culvert("")),
+        None => {
+            skip("the program is not built yet");
+            None
+        }
+    }
+}
+
+/// Runs the body of a test on a runtime of its own, so that every child is started by the test's thread.
+fn run<F: Future<Output = culvert_testkit::Result>>(test: F) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    if let Err(error) = runtime.block_on(test) {
+        panic!("{error}");
+    }
+}

@@ -1,0 +1,100 @@
+//! The tables. A row is all it takes to have a way in, or a protocol between two programs, checked in every respect.
+
+use crate::site::{ALL, Entry, Link, TCP, TCP_V4, USER, alone, linked};
+use crate::{Side, run};
+use culvert_testkit::client::Protocol::{Http, Socks4, Socks4a, Socks5};
+use serde_json::{Value, json};
+
+/// Ways in: each program alone, with the test's own client before it and the origin behind it.
+macro_rules! entries {
+    ($($name:ident: $entry:expr;)+) => {
+        mod entry {
+            use super::*;
+            $(mod $name {
+                use super::*;
+                #[test]
+                fn culvert() {
+                    run(alone($entry, Side::Culvert));
+                }
+                #[test]
+                fn sing_box() {
+                    run(alone($entry, Side::SingBox));
+                }
+            })+
+        }
+    };
+}
+
+/// Links: a client and a server with a protocol between them, in all pairings; two sing-boxes prove the harness.
+macro_rules! links {
+    ($($name:ident: $outbound:expr => $inbound:expr, $carries:expr;)+) => {
+        mod link {
+            use super::*;
+            $(mod $name {
+                use super::*;
+                fn link() -> Link {
+                    Link { outbound: $outbound, inbound: $inbound, carries: $carries }
+                }
+                #[test]
+                fn culvert_to_culvert() {
+                    run(linked(link(), Side::Culvert, Side::Culvert));
+                }
+                #[test]
+                fn culvert_to_sing_box() {
+                    run(linked(link(), Side::Culvert, Side::SingBox));
+                }
+                #[test]
+                fn sing_box_to_culvert() {
+                    run(linked(link(), Side::SingBox, Side::Culvert));
+                }
+                #[test]
+                fn sing_box_to_sing_box() {
+                    run(linked(link(), Side::SingBox, Side::SingBox));
+                }
+            })+
+        }
+    };
+}
+
+entries! {
+    direct: Entry::Direct;
+    socks4: Entry::new("socks", Socks4);
+    socks4a: Entry::new("socks", Socks4a);
+    socks4a_users: Entry::with_users("socks", Socks4a);
+    socks5: Entry::new("socks", Socks5);
+    socks5_users: Entry::with_users("socks", Socks5);
+    http: Entry::new("http", Http);
+    http_users: Entry::with_users("http", Http);
+    mixed_socks4: Entry::new("mixed", Socks4);
+    mixed_socks4a: Entry::new("mixed", Socks4a);
+    mixed_socks5: Entry::new("mixed", Socks5);
+    mixed_socks5_users: Entry::with_users("mixed", Socks5);
+    mixed_http: Entry::new("mixed", Http);
+    mixed_http_users: Entry::with_users("mixed", Http);
+}
+
+links! {
+    socks4: || json!({ "type": "socks", "version": "4" }) => || json!({ "type": "socks" }), TCP_V4;
+    socks4a: || json!({ "type": "socks", "version": "4a" }) => || json!({ "type": "socks" }), TCP_V4;
+    socks5: || json!({ "type": "socks" }) => || json!({ "type": "socks" }), ALL;
+    socks5_users: || with_user(json!({ "type": "socks", "version": "5" })) => || for_users("socks"), ALL;
+    http: || json!({ "type": "http" }) => || json!({ "type": "http" }), TCP;
+    http_users: || with_user(json!({ "type": "http" })) => || for_users("http"), TCP;
+    mixed_socks5: || json!({ "type": "socks" }) => || json!({ "type": "mixed" }), ALL;
+    mixed_http: || with_user(json!({ "type": "http" })) => || for_users("mixed"), TCP;
+}
+
+/// An outbound that logs in as the known user.
+fn with_user(mut outbound: Value) -> Value {
+    (outbound["username"], outbound["password"]) = (USER.0.into(), USER.1.into());
+    outbound
+}
+
+/// An inbound that knows the user and another.
+fn for_users(kind: &str) -> Value {
+    let (username, password) = USER;
+    json!({
+        "type": kind,
+        "users": [{ "username": "bob", "password": "b" }, { "username": username, "password": password }]
+    })
+}
