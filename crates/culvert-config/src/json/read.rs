@@ -1,0 +1,376 @@
+//! The reader: text to [`Node`], in one pass and linear time, refusing what is nested absurdly deep.
+
+use super::{Comments, Entry, Node, Place, Value};
+
+/// Deeper than any configuration, shallow enough for the smallest thread stack.
+const MAX_DEPTH: usize = 200;
+
+/// Why a text is not JSON, and where.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct SyntaxError {
+    pub(crate) offset: usize,
+    pub(crate) message: String,
+}
+
+/// Reads one document. `source` goes into every [`Place`].
+pub(crate) fn read(text: &str, source: u32) -> Result<Node, SyntaxError> {
+    let mut reader = Reader { text, at: 0, source, depth: 0 };
+    if text.starts_with('\u{feff}') {
+        return Err(reader.error("the file begins with a byte order mark; save it as UTF-8 without one"));
+    }
+    let before = reader.trivia()?;
+    let mut root = reader.value()?;
+    let after = reader.trivia()?;
+    if let Some(found) = reader.peek() {
+        return Err(reader.error(format!("`{found}` after the end of the document")));
+    }
+    attach(&mut root, texts(before), texts(after));
+    Ok(root)
+}
+
+struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+    source: u32,
+    depth: usize,
+}
+
+/// One comment, and whether a line end stands between it and the token before it.
+struct Comment {
+    text: String,
+    own_line: bool,
+}
+
+impl Reader<'_> {
+    fn value(&mut self) -> Result<Node, SyntaxError> {
+        let place = self.place();
+        let value = match self.peek() {
+            Some('{') => return self.nested(Self::object),
+            Some('[') => return self.nested(Self::array),
+            Some('"') => Value::String(self.string()?),
+            Some('-' | '0'..='9') => Value::Number(self.number()?),
+            Some('t') => self.word("true", Value::Bool(true))?,
+            Some('f') => self.word("false", Value::Bool(false))?,
+            Some('n') => self.word("null", Value::Null)?,
+            _ => return Err(self.unexpected("a value")),
+        };
+        Ok(Node::new(value, place))
+    }
+
+    fn nested(&mut self, read: fn(&mut Self) -> Result<Node, SyntaxError>) -> Result<Node, SyntaxError> {
+        if self.depth == MAX_DEPTH {
+            return Err(self.error(format!("nested deeper than {MAX_DEPTH} levels")));
+        }
+        self.depth += 1;
+        let node = read(self)?;
+        self.depth -= 1;
+        Ok(node)
+    }
+
+    fn object(&mut self) -> Result<Node, SyntaxError> {
+        let place = self.place();
+        let mut entries: Vec<Entry> = Vec::new();
+        let end = self.members('}', "`}`", |reader, mut before| {
+            let key_place = reader.place();
+            if reader.peek() != Some('"') {
+                return Err(reader.unexpected("a key in double quotes"));
+            }
+            let key = reader.string()?;
+            before.extend(texts(reader.trivia()?));
+            if !reader.take(':') {
+                return Err(reader.unexpected("`:` after the key"));
+            }
+            before.extend(texts(reader.trivia()?));
+            let node = reader.value()?;
+            entries.push(Entry { key, key_place, node });
+            Ok(before)
+        })?;
+        let nodes = entries.iter_mut().map(|entry| &mut entry.node);
+        let own_end = attach_members(nodes, end);
+        Ok(with_end(Node::new(Value::Object(entries), place), own_end))
+    }
+
+    fn array(&mut self) -> Result<Node, SyntaxError> {
+        let place = self.place();
+        let mut items: Vec<Node> = Vec::new();
+        let end = self.members(']', "`]`", |reader, before| {
+            items.push(reader.value()?);
+            Ok(before)
+        })?;
+        let own_end = attach_members(items.iter_mut(), end);
+        Ok(with_end(Node::new(Value::Array(items), place), own_end))
+    }
+
+    /// Reads the members of a container with `member`, which gets the comments before it and gives back all that
+    /// belong there. The result has the comments of each member, then those before the closing bracket.
+    fn members(
+        &mut self,
+        close: char,
+        close_name: &str,
+        mut member: impl FnMut(&mut Self, Vec<String>) -> Result<Vec<String>, SyntaxError>,
+    ) -> Result<MemberComments, SyntaxError> {
+        self.bump();
+        let mut comments = MemberComments::default();
+        let mut pending = texts(self.trivia()?);
+        loop {
+            if self.take(close) {
+                comments.end = pending;
+                return Ok(comments);
+            }
+            if self.peek() == Some(',') {
+                return Err(self.unexpected("a value"));
+            }
+            let index = comments.count;
+            comments.count += 1;
+            let before = member(self, std::mem::take(&mut pending))?;
+            let mut after = Vec::new();
+            split(self.trivia()?, &mut after, &mut pending);
+            if self.take(',') {
+                split(self.trivia()?, &mut after, &mut pending);
+            } else if self.peek() != Some(close) {
+                return Err(self.unexpected(&format!("`,` or {close_name}")));
+            }
+            if !before.is_empty() || !after.is_empty() {
+                comments.members.push((index, before, after));
+            }
+        }
+    }
+
+    fn string(&mut self) -> Result<String, SyntaxError> {
+        let start = self.at;
+        self.bump();
+        let mut out = String::new();
+        loop {
+            let rest = &self.text.as_bytes()[self.at..];
+            let run = rest.iter().position(|&b| b == b'"' || b == b'\\' || b < b' ').unwrap_or(rest.len());
+            out.push_str(&self.text[self.at..self.at + run]);
+            self.at += run;
+            match self.peek() {
+                Some('"') => {
+                    self.bump();
+                    return Ok(out);
+                }
+                Some('\\') => self.escape(&mut out)?,
+                Some(control) => {
+                    return Err(self.error(format!(
+                        "control character U+{:04X} inside a string; write it as \\u{:04x}",
+                        control as u32, control as u32
+                    )));
+                }
+                None => {
+                    return Err(SyntaxError {
+                        offset: start,
+                        message: "this string is never closed".to_owned(),
+                    });
+                }
+            }
+        }
+    }
+
+    fn escape(&mut self, out: &mut String) -> Result<(), SyntaxError> {
+        let start = self.at;
+        self.bump();
+        let plain = match self.peek() {
+            Some(c @ ('"' | '\\' | '/')) => c,
+            Some('b') => '\u{8}',
+            Some('f') => '\u{c}',
+            Some('n') => '\n',
+            Some('r') => '\r',
+            Some('t') => '\t',
+            Some('u') => {
+                self.bump();
+                out.push(self.unicode_escape(start)?);
+                return Ok(());
+            }
+            _ => return Err(self.unexpected("one of `\"\\/bfnrtu` after a backslash")),
+        };
+        self.bump();
+        out.push(plain);
+        Ok(())
+    }
+
+    /// The four digits after `\u`, and the second half of a surrogate pair. A half alone becomes U+FFFD.
+    fn unicode_escape(&mut self, start: usize) -> Result<char, SyntaxError> {
+        let first = self.four_hex(start)?;
+        if (0xd800..0xdc00).contains(&first) && self.text[self.at..].starts_with("\\u") {
+            let back = self.at;
+            self.at += 2;
+            let second = self.four_hex(back)?;
+            if (0xdc00..0xe000).contains(&second) {
+                let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
+                return Ok(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
+            }
+            self.at = back;
+        }
+        Ok(char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER))
+    }
+
+    fn four_hex(&mut self, start: usize) -> Result<u32, SyntaxError> {
+        let digits =
+            self.text.get(self.at..self.at + 4).filter(|text| text.bytes().all(|b| b.is_ascii_hexdigit()));
+        let Some(code) = digits.and_then(|text| u32::from_str_radix(text, 16).ok()) else {
+            return Err(SyntaxError {
+                offset: start,
+                message: "`\\u` needs four hexadecimal digits".to_owned(),
+            });
+        };
+        self.at += 4;
+        Ok(code)
+    }
+
+    fn number(&mut self) -> Result<String, SyntaxError> {
+        let start = self.at;
+        self.take('-');
+        if !self.take('0') {
+            self.digits()?;
+        }
+        if self.take('.') {
+            self.digits()?;
+        }
+        if self.take('e') || self.take('E') {
+            let _ = self.take('+') || self.take('-');
+            self.digits()?;
+        }
+        if matches!(self.peek(), Some(c) if c.is_alphanumeric() || c == '.') {
+            return Err(self.unexpected("the end of the number"));
+        }
+        Ok(self.text[start..self.at].to_owned())
+    }
+
+    fn digits(&mut self) -> Result<(), SyntaxError> {
+        let rest = &self.text.as_bytes()[self.at..];
+        let run = rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len());
+        if run == 0 {
+            return Err(self.unexpected("a digit"));
+        }
+        self.at += run;
+        Ok(())
+    }
+
+    fn word(&mut self, word: &str, value: Value) -> Result<Value, SyntaxError> {
+        let rest = &self.text[self.at..];
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        if &rest[..end] != word {
+            return Err(self.unexpected("a value"));
+        }
+        self.at += end;
+        Ok(value)
+    }
+
+    /// Skips white space and comments, and gives the comments.
+    fn trivia(&mut self) -> Result<Vec<Comment>, SyntaxError> {
+        let mut comments = Vec::new();
+        let mut own_line = false;
+        loop {
+            match self.peek() {
+                Some('\n') => {
+                    own_line = true;
+                    self.bump();
+                }
+                Some(' ' | '\t' | '\r') => self.bump(),
+                Some('#') => comments.push(Comment { text: self.line_comment(), own_line }),
+                Some('/') if self.text[self.at..].starts_with("//") => {
+                    comments.push(Comment { text: self.line_comment(), own_line });
+                }
+                Some('/') if self.text[self.at..].starts_with("/*") => {
+                    comments.push(Comment { text: self.block_comment()?, own_line });
+                }
+                Some('/') => return Err(self.error("a lone `/`; a comment begins with `//`, `/*` or `#`")),
+                _ => return Ok(comments),
+            }
+        }
+    }
+
+    fn line_comment(&mut self) -> String {
+        let rest = &self.text[self.at..];
+        let line = &rest[..memchr::memchr(b'\n', rest.as_bytes()).unwrap_or(rest.len())];
+        self.at += line.len();
+        line.trim_end().to_owned()
+    }
+
+    fn block_comment(&mut self) -> Result<String, SyntaxError> {
+        let rest = &self.text[self.at..];
+        let Some(end) = memchr::memmem::find(&rest.as_bytes()[2..], b"*/") else {
+            return Err(self.error("this comment is never closed"));
+        };
+        let comment = &rest[..end + 4];
+        self.at += comment.len();
+        Ok(comment.replace("\r\n", "\n"))
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.text[self.at..].chars().next()
+    }
+
+    fn bump(&mut self) {
+        self.at += self.peek().map_or(0, char::len_utf8);
+    }
+
+    fn take(&mut self, wanted: char) -> bool {
+        let found = self.peek() == Some(wanted);
+        if found {
+            self.bump();
+        }
+        found
+    }
+
+    const fn place(&self) -> Place {
+        Place { source: self.source, offset: self.at as u32 }
+    }
+
+    fn error(&self, message: impl Into<String>) -> SyntaxError {
+        SyntaxError { offset: self.at, message: message.into() }
+    }
+
+    fn unexpected(&self, wanted: &str) -> SyntaxError {
+        self.error(match self.peek() {
+            Some(found) => format!("expected {wanted}, found `{}`", found.escape_debug()),
+            None => format!("expected {wanted}, but the file ends here"),
+        })
+    }
+}
+
+/// Comments found while reading a container; most members have none, so they are listed by index.
+#[derive(Default)]
+struct MemberComments {
+    count: usize,
+    members: Vec<(usize, Vec<String>, Vec<String>)>,
+    end: Vec<String>,
+}
+
+fn attach_members<'a>(nodes: impl Iterator<Item = &'a mut Node>, comments: MemberComments) -> Vec<String> {
+    let mut members = comments.members.into_iter().peekable();
+    for (index, node) in nodes.enumerate() {
+        if let Some((_, before, after)) = members.next_if(|(at, ..)| *at == index) {
+            attach(node, before, after);
+        }
+    }
+    comments.end
+}
+
+fn attach(node: &mut Node, before: Vec<String>, after: Vec<String>) {
+    if before.is_empty() && after.is_empty() {
+        return;
+    }
+    let comments: &mut Comments = node.comments_mut();
+    comments.before = before;
+    comments.after = after;
+}
+
+fn with_end(mut node: Node, end: Vec<String>) -> Node {
+    if !end.is_empty() {
+        node.comments_mut().end = end;
+    }
+    node
+}
+
+/// Comments on the line of the token before go to `after`; from the first line end on they belong to what follows.
+fn split(comments: Vec<Comment>, after: &mut Vec<String>, pending: &mut Vec<String>) {
+    for Comment { text, own_line } in comments {
+        if own_line || !pending.is_empty() { pending.push(text) } else { after.push(text) }
+    }
+}
+
+fn texts(comments: Vec<Comment>) -> Vec<String> {
+    comments.into_iter().map(|comment| comment.text).collect()
+}

@@ -1,0 +1,72 @@
+//! From sources to options: reading, merging, decoding, checking.
+
+use crate::check::check;
+use crate::cx::{Cx, Files, SystemFiles};
+use crate::diagnostics::{Diagnostic, Diagnostics};
+use crate::json::{self, Node, Value};
+use crate::options::Options;
+use crate::schema::Schema;
+use crate::source::{Document, Source};
+use crate::value::OptionValue;
+
+/// A configuration that can run, as far as that can be told without looking at the machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The options, every object with a tag.
+    pub options: Options,
+    /// What somebody should look at.
+    pub warnings: Diagnostics,
+}
+
+/// Loads a configuration from its files, which are taken in the order given.
+///
+/// # Errors
+/// Everything wrong with the configuration that can be found, and the warnings too.
+pub fn load(sources: &[Source]) -> Result<Loaded, Diagnostics> {
+    load_with(sources, &SystemFiles)
+}
+
+/// [`load`], with the files that options name read through `files`.
+///
+/// # Errors
+/// As for [`load`].
+pub fn load_with(sources: &[Source], files: &dyn Files) -> Result<Loaded, Diagnostics> {
+    let documents = read(sources)?;
+    let mut cx = Cx::checking(files);
+    let root = documents.first().map(|document| document.root.clone()).unwrap_or_default();
+    let mut options = decode(&root, &mut cx);
+    options.name_untagged();
+    check(&options, &root, &mut cx);
+    let failed = cx.report.errors() > 0;
+    let findings = cx.report.finish(&documents);
+    if failed { Err(findings) } else { Ok(Loaded { options, warnings: findings }) }
+}
+
+/// The JSON Schema (2020-12) of a configuration.
+#[must_use]
+pub fn schema() -> String {
+    json::write(&Schema::document(&Options::default()))
+}
+
+/// Reads every source, or tells everything wrong with their syntax.
+fn read(sources: &[Source]) -> Result<Vec<Document<'_>>, Diagnostics> {
+    let mut documents = Vec::new();
+    let mut errors: Vec<Diagnostic> = Vec::new();
+    for (source, index) in sources.iter().zip(0..) {
+        match Document::read(source, index) {
+            Ok(document) => documents.push(document),
+            Err(error) => errors.push(error),
+        }
+    }
+    if errors.is_empty() { Ok(documents) } else { Err(errors.into()) }
+}
+
+pub(crate) fn decode(root: &Node, cx: &mut Cx<'_>) -> Options {
+    let mut options = Options::default();
+    if matches!(root.value, Value::Object(_)) {
+        options.decode(root, cx);
+    } else {
+        cx.expected("an object with the sections of a configuration", root);
+    }
+    options
+}

@@ -1,0 +1,59 @@
+//! The known name somebody most likely meant.
+
+/// The name closest to `word`, if any is close enough to be worth mentioning.
+pub(crate) fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let folded = fold(word);
+    let limit = (folded.len() / 4).max(1);
+    names
+        .into_iter()
+        .map(|name| (distance(&folded, &fold(name)), name))
+        .filter(|(distance, name)| *distance <= limit && !name.is_empty())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// A sentence end that proposes the nearest name, or nothing.
+pub(crate) fn did_you_mean<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, names).map(|name| format!(", did you mean `{name}`?")).unwrap_or_default()
+}
+
+/// Letter case and the separators `_` and `-` are what people get wrong most, so they cost nothing.
+fn fold(word: &str) -> Vec<char> {
+    word.chars().filter(|c| !matches!(c, '_' | '-')).flat_map(char::to_lowercase).take(64).collect()
+}
+
+/// How many insertions, deletions, replacements and swaps of neighbours lead from one word to the other.
+fn distance(from: &[char], to: &[char]) -> usize {
+    let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
+    for (i, row) in rows.iter_mut().enumerate() {
+        row[0] = i;
+    }
+    for j in 0..=to.len() {
+        rows[0][j] = j;
+    }
+    for i in 1..=from.len() {
+        for j in 1..=to.len() {
+            let replace = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
+            let mut best = replace.min(rows[i - 1][j] + 1).min(rows[i][j - 1] + 1);
+            if i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            rows[i][j] = best;
+        }
+    }
+    rows[from.len()][to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_of_the_pen_are_recognised() {
+        let names = ["server", "server_name", "server_port", "alpn"];
+        assert_eq!(nearest("severname", names), Some("server_name"));
+        assert_eq!(nearest("ServerPort", names), Some("server_port"));
+        assert_eq!(nearest("serevr", names), Some("server"));
+        assert_eq!(nearest("padding", names), None);
+    }
+}

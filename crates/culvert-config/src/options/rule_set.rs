@@ -1,0 +1,256 @@
+//! `route.rule_set`: named sets of conditions, inline, in a file or fetched.
+
+use super::dial::InterfaceType;
+use super::rule::{Condition, Match, check_no_empty_item};
+use crate::cx::{Cx, Definition, Space};
+use crate::json::{Entry, Node, Value};
+use crate::schema::Schema;
+use crate::table::{self, Keys, Kind, UnknownKeys, kinds, options};
+use crate::value::{Cidr, Dur, List, Map, OptionValue, OutboundTag, Pattern, PortRange, Subnet, choices};
+
+/// A rule-set, or with several tags one for each of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuleSet {
+    /// Its tags. With more than one, `{tag}` in the path or URL stands for each of them.
+    pub tags: List<String>,
+    /// Where its rules come from.
+    pub kind: RuleSetKind,
+}
+
+kinds! {
+    /// Where the rules of a rule-set come from.
+    pub enum RuleSetKind: "rule-set" in [] {
+        /// From the configuration itself.
+        Inline(InlineRuleSet) = "inline",
+        /// From a file.
+        Local(LocalRuleSet) = "local",
+        /// From the network.
+        Remote(RemoteRuleSet) = "remote",
+    }
+}
+
+options! {
+    /// A rule-set written in the configuration.
+    pub struct InlineRuleSet {
+        /// Its rules, at least one.
+        rules: Vec<Condition<HeadlessMatch>>,
+    }
+    check = InlineRuleSet::check_not_empty;
+
+    /// A rule-set in a file, read again when it changes.
+    pub struct LocalRuleSet {
+        /// Form of the file; told by its name (`.json`, `.srs`) when absent.
+        format: RuleSetFormat,
+        /// The file.
+        path: String,
+    }
+
+    /// A rule-set fetched at the start and from time to time.
+    pub struct RemoteRuleSet {
+        /// Form of the file; told by the URL (`.json`, `.srs`) when absent.
+        format: RuleSetFormat,
+        /// What to fetch.
+        url: String,
+        /// File to use until it is fetched for the first time.
+        initial_path: String,
+        /// Outbound to fetch through; moved to `http_client`.
+        download_detour: OutboundTag [hidden],
+        /// Time between fetches; one day when absent.
+        update_interval: Dur,
+    }
+}
+
+choices! {
+    /// Form of a rule-set file.
+    pub enum RuleSetFormat: "rule-set format" {
+        /// Not set.
+        Unset = "",
+        /// JSON.
+        Source = "source",
+        /// Compiled.
+        Binary = "binary",
+    }
+}
+
+options! {
+    /// Conditions of a rule in a rule-set; as in a route rule, without what depends on the configuration around it.
+    pub struct HeadlessMatch {
+        /// Types of DNS query.
+        query_type: List<super::dns_types::QueryType>,
+        /// `tcp`, `udp` or `icmp`.
+        network: List<String>,
+        /// Whole domain names.
+        domain: List<String>,
+        /// Ends of domain names; with a leading dot only names below.
+        domain_suffix: List<String>,
+        /// Parts of domain names.
+        domain_keyword: List<String>,
+        /// Regular expressions on domain names.
+        domain_regex: List<Pattern>,
+        /// Source addresses.
+        source_ip_cidr: List<Cidr>,
+        /// Destination addresses.
+        ip_cidr: List<Cidr>,
+        /// Source ports.
+        source_port: List<u16>,
+        /// Ranges of source ports.
+        source_port_range: List<PortRange>,
+        /// Destination ports.
+        port: List<u16>,
+        /// Ranges of destination ports.
+        port_range: List<PortRange>,
+        /// Names of programs.
+        process_name: List<String>,
+        /// Paths of programs.
+        process_path: List<String>,
+        /// Regular expressions on paths of programs.
+        process_path_regex: List<Pattern>,
+        /// Android packages.
+        package_name: List<String>,
+        /// Regular expressions on Android packages.
+        package_name_regex: List<Pattern>,
+        /// Kinds of the default network interface.
+        network_type: List<InterfaceType>,
+        /// The default network is metered.
+        network_is_expensive: bool,
+        /// The default network is in data saving mode.
+        network_is_constrained: bool,
+        /// Names of wireless networks.
+        wifi_ssid: List<String>,
+        /// Addresses of wireless access points.
+        wifi_bssid: List<String>,
+        /// Addresses of interfaces, by kind of network.
+        network_interface_address: Map<List<Subnet>>,
+        /// Addresses of the default interface.
+        default_interface_address: List<Subnet>,
+        /// Matches when the conditions do not.
+        invert: bool,
+    }
+    check = HeadlessMatch::check_values;
+}
+
+impl HeadlessMatch {
+    fn check_values(&self, node: &Node, cx: &mut Cx<'_>) {
+        let texts = [
+            ("domain", &self.domain),
+            ("domain_suffix", &self.domain_suffix),
+            ("domain_keyword", &self.domain_keyword),
+        ];
+        check_no_empty_item(texts, node, cx);
+        let nothing_set = Self { invert: self.invert, ..Self::default() };
+        if *self == nothing_set {
+            cx.error(node.place, "this rule has no conditions");
+        }
+    }
+}
+
+impl Match for HeadlessMatch {
+    const NOUN: &'static str = "rule";
+    const SCHEMA_NAME: &'static str = "HeadlessRule";
+    const ACTION_KEYS: &'static [&'static str] = &["action", "outbound"];
+}
+
+impl InlineRuleSet {
+    fn check_not_empty(&self, node: &Node, cx: &mut Cx<'_>) {
+        if self.rules.is_empty() {
+            cx.error(node.place_of("rules"), "an inline rule-set needs at least one rule in `rules`");
+        }
+    }
+}
+
+impl RuleSetFormat {
+    /// The form that the end of a path or URL tells.
+    #[must_use]
+    pub fn of_path(path: &str) -> Option<Self> {
+        let path = path.split(['?', '#']).next().unwrap_or_default();
+        match path.rsplit_once('.')?.1 {
+            "json" => Some(Self::Source),
+            "srs" => Some(Self::Binary),
+            _ => None,
+        }
+    }
+}
+
+impl RuleSet {
+    /// The form and the path or URL of a rule-set that is not inline.
+    fn location(&self) -> Option<(&'static str, &str, RuleSetFormat)> {
+        match &self.kind {
+            RuleSetKind::Inline(_) => None,
+            RuleSetKind::Local(local) => Some(("path", &local.path, local.format)),
+            RuleSetKind::Remote(remote) => Some(("url", &remote.url, remote.format)),
+        }
+    }
+
+    fn check(&self, node: &Node, cx: &mut Cx<'_>) {
+        if self.tags.is_empty() || self.tags.iter().any(String::is_empty) {
+            cx.error(node.place_of("tag"), "a rule-set needs a `tag`");
+        }
+        let Some((key, location, format)) = self.location() else {
+            if self.tags.len() > 1 {
+                cx.error(node.place_of("tag"), "an inline rule-set has only one tag");
+            }
+            return;
+        };
+        if self.tags.len() > 1 && !location.contains("{tag}") {
+            let message = format!("with several tags `{key}` needs `{{tag}}` where they differ");
+            cx.error(node.place_of(key), message);
+        }
+        if format == RuleSetFormat::Unset && RuleSetFormat::of_path(location).is_none() {
+            let message = format!("`format` is missing, and `{key}` does not end in .json or .srs");
+            cx.error(node.place, message);
+        }
+    }
+}
+
+impl OptionValue for RuleSet {
+    fn decode(&mut self, node: &Node, cx: &mut Cx<'_>) {
+        let errors = cx.report.errors();
+        let inline = node.get("type").is_none_or(|name| name.as_str() == Some(""));
+        let kind = if inline { Some(RuleSetKind::default()) } else { table::kind_of(node, "type", cx) };
+        if let Some(tag) = node.get("tag") {
+            self.tags.decode(tag, cx);
+        }
+        let place = node.get("tag").map_or(node.place, |tag| tag.place);
+        let kind_name = kind.as_ref().map_or("", RuleSetKind::name);
+        let definitions: Vec<Definition> = self
+            .tags
+            .iter()
+            .map(|tag| Definition { space: Space::RuleSet, tag: tag.clone(), kind: kind_name, place })
+            .collect();
+        cx.within(definitions, |cx| {
+            let Some(kind) = kind else { return };
+            self.kind = kind;
+            let table = self.kind.table_mut();
+            let keys = Keys { elsewhere: &["type", "tag"], unknown: UnknownKeys::Refuse, exact: true };
+            table::decode_with(table, keys, node, cx);
+            if cx.report.errors() == errors {
+                self.check(node, cx);
+            }
+        });
+    }
+
+    /// `inline` is not written, nor a format that the path tells.
+    fn encode(&self) -> Node {
+        let mut entries = Vec::new();
+        if !matches!(self.kind, RuleSetKind::Inline(_)) {
+            entries.push(Entry::new("type", Node::string(self.kind.name())));
+        }
+        entries.push(Entry::new("tag", self.tags.encode()));
+        entries.extend(table::encode_fields(self.kind.table()));
+        if let Some((_, location, format)) = self.location()
+            && RuleSetFormat::of_path(location) == Some(format)
+        {
+            entries.retain(|entry| entry.key != "format");
+        }
+        Value::Object(entries).into()
+    }
+
+    fn is_zero(&self) -> bool {
+        false
+    }
+
+    fn schema(&self, schema: &mut Schema) -> Node {
+        let tag = self.tags.schema(schema);
+        schema.kinds::<RuleSetKind>("type", &[("tag", tag)])
+    }
+}

@@ -1,0 +1,71 @@
+//! Loading from outside: what a program sees.
+
+use culvert_config::options::inbound::mixed::MixedInbound;
+use culvert_config::options::outbound::group::SelectorOutbound;
+use culvert_config::{Diagnostics, Loaded, Source, load};
+
+fn loaded(text: &str) -> Result<Loaded, Diagnostics> {
+    load(&[Source::new("c.json", text.as_bytes())])
+}
+
+fn errors(text: &str) -> Vec<String> {
+    match loaded(text) {
+        Ok(loaded) => panic!("accepted: {loaded:?}"),
+        Err(errors) => errors.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[test]
+fn objects_give_their_own_options() {
+    let text = r#"{
+        "inbounds": [{"type": "mixed", "listen_port": 2080, "users": [{"username": "a", "password": "secret"}]}],
+        "outbounds": [{"type": "direct", "tag": "d"}, {"type": "selector", "outbounds": ["d"]}],
+        "route": {"rules": [{"domain_suffix": "example.org", "outbound": "d"}, {"action": "reject"}], "final": "1"},
+    }"#;
+    let loaded = loaded(text).expect("a good configuration");
+    let options = &loaded.options;
+    let mixed: &MixedInbound = options.inbounds[0].of().expect("a mixed inbound");
+    assert_eq!(mixed.listen.listen_port, 2080);
+    assert_eq!(options.inbounds[0].tag, "0");
+    assert_eq!(options.outbounds[1].tag, "1");
+    assert!(options.outbounds[0].of::<SelectorOutbound>().is_none());
+    assert!(!format!("{options:?}").contains("secret"));
+}
+
+#[test]
+fn every_error_is_told_with_its_place() {
+    let text = r#"{
+  "log": {"level": "verbose"},
+  "outbounds": [
+    {"type": "socks", "tag": "jp", "sever": "x", "server_port": 70000},
+    {"type": "freedom"},
+    {}
+  ],
+  "route": {"rules": [{"domain": 5}], "final": "jq"}
+}"#;
+    assert_eq!(
+        errors(text),
+        [
+            "c.json:2:20: log.level: unknown log level `verbose`; known are trace, debug, info, warn, warning, \
+             error, fatal, panic",
+            "c.json:4:36: outbounds[0] \"jp\" .sever: unknown field `sever`, did you mean `server`?",
+            "c.json:4:65: outbounds[0] \"jp\" .server_port: 70000 is out of range, which is 0 to 65535",
+            "c.json:5:14: outbounds[1].type: unknown outbound type `freedom`; known are direct, block, selector, \
+             urltest, socks, http",
+            "c.json:6:5: outbounds[2]: this outbound has no `type`",
+            "c.json:8:34: route.rules[0].domain: expected a string, found a number",
+            "c.json:8:48: route.final: there is no outbound or endpoint `jq`, did you mean `jp`?",
+        ]
+    );
+}
+
+#[test]
+fn chains_that_come_back_are_refused() {
+    let text = r#"{"outbounds": [
+        {"type": "selector", "tag": "a", "outbounds": ["b"]},
+        {"type": "socks", "tag": "b", "server": "x", "detour": "a"}
+    ]}"#;
+    let found = errors(text);
+    assert_eq!(found.len(), 1);
+    assert!(found[0].ends_with("depends on itself: a -> b -> a"), "{found:?}");
+}
