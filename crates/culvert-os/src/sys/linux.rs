@@ -109,7 +109,8 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// F_SETPIPE_SZ, fcntl(2). Returns the size granted in bytes, which may be above the one asked for.
-pub(crate) fn set_pipe_size(fd: BorrowedFd<'_>, bytes: c_int) -> io::Result<usize> {
+pub(crate) fn set_pipe_size(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
+    let bytes = c_int::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: F_SETPIPE_SZ takes an integer and touches no memory of ours.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETPIPE_SZ, bytes) }).map(|size| size as usize)
 }

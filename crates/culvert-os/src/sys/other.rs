@@ -78,7 +78,7 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     unsupported()
 }
 
-pub(crate) fn set_pipe_size(_: BorrowedFd<'_>, _: c_int) -> io::Result<usize> {
+pub(crate) fn set_pipe_size(_: BorrowedFd<'_>, _: usize) -> io::Result<usize> {
     unsupported()
 }
 
