@@ -1,0 +1,103 @@
+//! Limits on clients that are not authenticated yet.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use culvert_core::handshake::{Handshakes, Limits, read_message};
+use culvert_core::{BoxStream, ServeError};
+use culvert_wire::{BufChain, DecodeError};
+use tokio::io::AsyncWriteExt;
+
+fn limits(total: usize, per_network: usize) -> Limits {
+    Limits { time: Duration::from_secs(15), total, per_network }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn dropping_a_handshake_frees_its_place() {
+    let handshakes = Handshakes::new(limits(10, 10));
+    let one = handshakes.enter(ip("192.0.2.1"));
+    let two = handshakes.enter(ip("192.0.2.2"));
+    assert_eq!(handshakes.len(), 2);
+    drop(one);
+    drop(two);
+    assert!(handshakes.is_empty());
+}
+
+#[tokio::test]
+async fn a_crowded_network_pushes_out_its_own_oldest_only() {
+    let handshakes = Handshakes::new(limits(100, 3));
+    let other = handshakes.enter(ip("198.51.100.1"));
+    let crowd: Vec<_> = (1..=20).map(|host| handshakes.enter(ip(&format!("192.0.2.{host}")))).collect();
+    assert_eq!(handshakes.len(), 4, "three of the crowd and the other");
+    drop(crowd);
+    assert_eq!(handshakes.len(), 1);
+    drop(other);
+}
+
+#[tokio::test]
+async fn the_total_is_bounded() {
+    let handshakes = Handshakes::new(limits(5, 100));
+    let many: Vec<_> = (1..=50).map(|net| handshakes.enter(ip(&format!("2001:db8:{net:x}::1")))).collect();
+    assert_eq!(handshakes.len(), 5);
+    drop(many);
+    assert!(handshakes.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_ones_leave_the_table_after_their_time() {
+    let handshakes = Handshakes::new(limits(10, 10));
+    let sweep = {
+        let handshakes = Arc::clone(&handshakes);
+        tokio::spawn(async move { handshakes.sweep().await })
+    };
+    let _slow = handshakes.enter(ip("192.0.2.1"));
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let _late = handshakes.enter(ip("192.0.2.1"));
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(handshakes.len(), 1, "only the late one is left");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(handshakes.is_empty());
+    sweep.abort();
+}
+
+#[tokio::test]
+async fn a_message_is_read_in_any_pieces_and_the_rest_is_kept() {
+    let (mut client, server) = tokio::io::duplex(64);
+    let mut conn: BoxStream = Box::new(server);
+    let writer = tokio::spawn(async move {
+        for byte in b"\x03abcrest" {
+            client.write_all(&[*byte]).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        client
+    });
+    let mut early = BufChain::new();
+    let message = read_message(&mut conn, &mut early, 100, |r| {
+        let len = r.u8()?;
+        r.take(len.into()).map(<[u8]>::to_vec)
+    });
+    assert_eq!(message.await.unwrap(), b"abc");
+    let client = writer.await.unwrap();
+    let rest = read_message(&mut conn, &mut early, 100, |r| r.take(4).map(<[u8]>::to_vec));
+    assert_eq!(rest.await.unwrap(), b"rest");
+    drop(client);
+}
+
+#[tokio::test]
+async fn endless_and_ended_messages_are_refused_with_their_bytes_kept() {
+    let (mut client, server) = tokio::io::duplex(64);
+    let mut conn: BoxStream = Box::new(server);
+    client.write_all(&[7; 20]).await.unwrap();
+    let mut early = BufChain::new();
+    let error = read_message::<_, ()>(&mut conn, &mut early, 16, |_| Err(DecodeError::Incomplete)).await;
+    assert!(matches!(error, Err(ServeError::Invalid("length"))));
+    assert_eq!(early.len(), 20, "a fallback must be able to have everything");
+    drop(client);
+    let error = read_message::<_, ()>(&mut conn, &mut early, 64, |_| Err(DecodeError::Incomplete)).await;
+    assert!(matches!(error, Err(ServeError::Left)));
+}
