@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use culvert_wire::{Buf, BufChain, Room};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -156,6 +157,27 @@ pub async fn write_chain<C: StreamConn + ?Sized>(conn: &mut C, data: &mut BufCha
         Pin::new(&mut *conn).poll_flush(cx)
     })
     .await
+}
+
+/// Ends a conn so that the last bytes written to it arrive. A socket that is closed with unread bytes in it sends a
+/// reset, and the peer's system then throws away what had come before; so what the peer still sends is read, a
+/// little and for a moment.
+pub async fn finish<C: StreamConn + ?Sized>(conn: &mut C) {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    const MOST: usize = 256 << 10;
+    let _ = tokio::time::timeout(PATIENCE, async {
+        std::future::poll_fn(|cx| Pin::new(&mut *conn).poll_shutdown(cx)).await?;
+        let mut rest = MOST;
+        while rest > 0 {
+            let read = read_chain(conn, Room::NONE).await?.len();
+            if read == 0 {
+                break;
+            }
+            rest = rest.saturating_sub(read);
+        }
+        io::Result::Ok(())
+    })
+    .await;
 }
 
 /// A conn in front of which bytes are put back that were read too far. Once they are read it is transparent.

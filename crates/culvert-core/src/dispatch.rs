@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use culvert_wire::BufChain;
 use tracing::{debug, info};
 
-use crate::conn::{Prefixed, write_chain};
+use crate::conn::{Prefixed, finish, write_chain};
 use crate::flow::Way;
 use crate::handshake::Handshakes;
 use crate::inbound::StreamServer;
@@ -51,6 +51,8 @@ pub struct Incoming {
     pub early: BufChain,
     /// The answer the client waits for, if it does.
     pub reply: Option<Reply>,
+    /// Of an association: the idle limit that the inbound's `udp_timeout` sets.
+    pub udp_timeout: Option<Duration>,
 }
 
 impl Incoming {
@@ -259,7 +261,9 @@ async fn connect_by(
             Err(error) => return Err((Box::new(incoming), error)),
         };
         let port = incoming.session.target.port;
-        flow.set_idle_limit(udp_idle.unwrap_or_else(|| timeouts::udp_idle_by_port(port, timeouts::UDP_IDLE)));
+        let inbound = incoming.udp_timeout.unwrap_or(timeouts::UDP_IDLE);
+        let by_port = || timeouts::udp_idle_by_port(port, inbound).min(inbound);
+        flow.set_idle_limit(udp_idle.unwrap_or_else(by_port));
         let Io::Packets(client) = incoming.io else { return Ok(None) };
         return Ok(Some(Connected::Packets { client, upstream }));
     }
@@ -300,8 +304,7 @@ async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &Dial
     let answered = incoming.answer(&DialOutcome::Failed(error)).await.is_ok();
     if let Io::Stream(conn) = &mut incoming.io {
         if waits && answered {
-            // An orderly end, so that the reply is not lost to a reset.
-            let _ = tokio::io::AsyncWriteExt::shutdown(conn).await;
+            finish(conn).await;
         } else {
             conn.abort();
         }

@@ -48,6 +48,14 @@ impl UdpConn {
         Self { gso, ..Self::shared(Arc::new(socket)) }
     }
 
+    /// Takes over a bound socket whose datagrams each have a head of their own: the kernel may still cut trains apart on
+    /// sending, but joins none on receiving.
+    #[must_use]
+    pub fn framed(socket: UdpSocket) -> Self {
+        let gso = probe_gso(socket.as_fd()) == GsoSupport::Kernel;
+        Self { gso, ..Self::shared(Arc::new(socket)) }
+    }
+
     /// Uses a socket whose datagrams each have a head of their own, so that trains are of no use, and which other
     /// tasks may send by too. Only one of them may receive.
     #[must_use]
