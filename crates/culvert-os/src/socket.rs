@@ -273,7 +273,7 @@ pub fn tcp_listener(listen: &TcpListen, address: SocketAddr) -> Result<TcpListen
 /// The option or the step that failed; `buffer` is a wish and never fails.
 pub fn udp_socket(options: &UdpOptions, local: SocketAddr) -> Result<UdpSocket, SocketError> {
     in_namespace(options.netns.as_deref(), || {
-        let socket = Socket::new(Domain::for_address(local), Type::DGRAM.nonblocking(), Some(Protocol::UDP))
+        let socket = sys::socket(Domain::for_address(local), Type::DGRAM, Protocol::UDP)
             .map_err(|source| SocketError::Create { address: local, source })?;
         mark_and_interface(&socket, options.mark, options.bind_interface.as_deref())?;
         if options.reuse_addr {
@@ -361,14 +361,14 @@ fn in_namespace<T: Send>(
 }
 
 fn stream_socket(address: SocketAddr, multipath: bool) -> Result<Socket, SocketError> {
-    let (domain, kind) = (Domain::for_address(address), Type::STREAM.nonblocking());
+    let domain = Domain::for_address(address);
     if multipath
         && let Some(protocol) = sys::multipath_tcp()
-        && let Ok(socket) = Socket::new(domain, kind, Some(protocol))
+        && let Ok(socket) = sys::socket(domain, Type::STREAM, protocol)
     {
         return Ok(socket);
     }
-    Socket::new(domain, kind, Some(Protocol::TCP)).map_err(|source| SocketError::Create { address, source })
+    sys::socket(domain, Type::STREAM, Protocol::TCP).map_err(|source| SocketError::Create { address, source })
 }
 
 fn mark_and_interface(

@@ -147,7 +147,8 @@ impl Drop for Ends {
     }
 }
 
-/// Moves up to `max` bytes from a socket into the pipe. Returns how many; 0 means that the peer has ended its side.
+/// Moves up to `max` bytes, at least one, from a socket into the pipe. Returns how many; 0 means that the peer has ended
+/// its side.
 ///
 /// # Errors
 /// - [`io::ErrorKind::WouldBlock`]: the socket has nothing to read. Wait for readiness.

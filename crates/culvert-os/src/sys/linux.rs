@@ -7,9 +7,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use libc::c_int;
-use socket2::{Protocol, SockRef};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::socket::Fragmentation;
+
+/// socket(2), non-blocking and close-on-exec from the start.
+pub(crate) fn socket(domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
+    Socket::new(domain, kind.nonblocking(), Some(protocol))
+}
 
 /// The protocol number that makes `socket(2)` create a multipath TCP socket.
 pub(crate) fn multipath_tcp() -> Option<Protocol> {

@@ -1,4 +1,4 @@
-//! The calls of `linux.rs` for systems where Culvert has no code for them yet: each says "unsupported".
+//! The calls of `linux.rs` for systems where Culvert has no code for them yet: all but plain sockets are "unsupported".
 
 use std::ffi::CStr;
 use std::io;
@@ -6,12 +6,18 @@ use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use libc::c_int;
-use socket2::Protocol;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::socket::Fragmentation;
 
 fn unsupported<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+pub(crate) fn socket(domain: Domain, kind: Type, protocol: Protocol) -> io::Result<Socket> {
+    let socket = Socket::new(domain, kind, Some(protocol))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 pub(crate) fn multipath_tcp() -> Option<Protocol> {
