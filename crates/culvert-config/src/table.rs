@@ -277,12 +277,7 @@ impl<K: Kind> OptionValue for Tagged<K> {
         let name = kind.as_ref().map_or("", K::name);
         let place = node.get("tag").map_or(node.place, |tag| tag.place);
         let definitions = tag.into_iter().flat_map(|tag| {
-            K::SPACES.iter().map(move |&space| Definition {
-                space,
-                tag: tag.clone(),
-                kind: name,
-                place,
-            })
+            K::SPACES.iter().map(move |&space| Definition { space, tag: tag.clone(), kind: name, place })
         });
         cx.within(definitions.collect::<Vec<_>>(), |cx| {
             let Some(kind) = kind else { return };

@@ -1,7 +1,7 @@
 //! The options of a configuration as plain structs, section by section. Names are those of the JSON keys.
 
 pub mod dial;
-pub mod dns_types;
+pub mod dns;
 pub mod inbound;
 pub mod listen;
 pub mod log;

@@ -1,5 +1,6 @@
 //! The document itself: its sections.
 
+use super::dns::DnsOptions;
 use super::inbound::InboundKind;
 use super::log::LogOptions;
 use super::outbound::OutboundKind;
@@ -13,6 +14,8 @@ options! {
         schema: String = "$schema",
         /// What is logged, and where to.
         log: LogOptions,
+        /// How names are resolved, and what DNS clients are told.
+        dns: DnsOptions,
         /// Where connections come in.
         inbounds: Vec<Tagged<InboundKind>>,
         /// Where connections go out.
@@ -25,6 +28,7 @@ options! {
 impl Options {
     /// Gives every object without a tag its index as tag, as references expect it.
     pub(crate) fn name_untagged(&mut self) {
+        name(&mut self.dns.servers);
         name(&mut self.inbounds);
         name(&mut self.outbounds);
     }

@@ -76,7 +76,7 @@ options! {
     /// Conditions of a rule in a rule-set; as in a route rule, without what depends on the configuration around it.
     pub struct HeadlessMatch {
         /// Types of DNS query.
-        query_type: List<super::dns_types::QueryType>,
+        query_type: List<super::dns::types::QueryType>,
         /// `tcp`, `udp` or `icmp`.
         network: List<String>,
         /// Whole domain names.

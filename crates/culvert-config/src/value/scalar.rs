@@ -47,19 +47,22 @@ impl OptionValue for String {
     }
 }
 
-/// A value that is accepted, whatever it is, and has no effect.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub struct Ignored;
+/// A value that is accepted, whatever it is, and has no effect. Output keeps it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ignored(Node);
 
 impl OptionValue for Ignored {
-    fn decode(&mut self, _node: &Node, _cx: &mut Cx<'_>) {}
+    fn decode(&mut self, node: &Node, _cx: &mut Cx<'_>) {
+        self.0 = node.clone();
+        self.0.take_all_comments();
+    }
 
     fn encode(&self) -> Node {
-        Node::default()
+        self.0.clone()
     }
 
     fn is_zero(&self) -> bool {
-        true
+        self.0.is_null()
     }
 
     fn schema(&self, _schema: &mut Schema) -> Node {

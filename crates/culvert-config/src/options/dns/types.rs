@@ -131,6 +131,23 @@ const RESPONSE_CODES: &[(&str, u16)] = &[
     ("BADCOOKIE", 23),
 ];
 
+const CLASSES: &[(&str, u16)] = &[("IN", 1), ("CS", 2), ("CH", 3), ("HS", 4), ("NONE", 254), ("ANY", 255)];
+
+/// The number of a record type, also in the form `TYPE65280`.
+pub(super) fn query_type_number(name: &str) -> Option<u16> {
+    number_of(QUERY_TYPES, name).or_else(|| name.strip_prefix("TYPE")?.parse().ok())
+}
+
+/// The number of a record class, also in the form `CLASS1`. `ANY` is a type far more often, so it is none here.
+pub(super) fn class_number(name: &str) -> Option<u16> {
+    number_of(CLASSES, name).filter(|_| name != "ANY").or_else(|| name.strip_prefix("CLASS")?.parse().ok())
+}
+
+/// The name of a record class.
+pub(super) fn class_name(number: u16) -> String {
+    name_of(CLASSES, number).map_or_else(|| format!("CLASS{number}"), str::to_owned)
+}
+
 fn number_of(names: &[(&str, u16)], name: &str) -> Option<u16> {
     names.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
