@@ -1,1 +1,13 @@
-//! placeholder
+//! Rule matchers, rule-set formats and sniffers: everything that decides from bytes and facts alone.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`domain`] | name sets in a succinct trie, keywords, Go-syntax patterns, AdGuard tries |
+//! | [`ip`] | prefixes, address sets by range search, the meaning of "private" |
+//!
+//! Nothing here knows sockets, clocks or files: the router hands in [facts](rule::Facts) and bytes, and gets verdicts.
+#![forbid(unsafe_code)]
+
+pub mod domain;
+pub mod ip;
+pub mod rule;
