@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::chain::Chain;
+use crate::chain::{Chain, PerEnd};
 use crate::failure::Failure;
 use crate::procfs::CpuSample;
 use crate::target::{self, Target, WRITE};
@@ -43,8 +43,8 @@ impl Direction {
 pub(crate) struct Measured {
     pub(crate) bytes: u64,
     pub(crate) time: Duration,
-    pub(crate) client_cpu: Duration,
-    pub(crate) server_cpu: Option<Duration>,
+    /// What the programs used.
+    pub(crate) cpu: PerEnd<Duration>,
     /// What this load generator itself used.
     pub(crate) generator_cpu: Duration,
 }
@@ -121,7 +121,6 @@ impl<'a> Bulk<'a> {
         let (began, moved, cpu, own_cpu) = (Instant::now(), self.moved(), self.chain.cpu()?, generator());
         self.run_for(window)?;
         let (time, moved_later, cpu_later) = (began.elapsed(), self.moved(), self.chain.cpu()?);
-        let (client_cpu, server_cpu) = cpu_later.since(&cpu);
         let generator_cpu = generator().since(&own_cpu);
 
         let moved: Vec<u64> =
@@ -130,7 +129,7 @@ impl<'a> Bulk<'a> {
         if still > 0 {
             return Err(Failure::Stalled { count: still, of: moved.len(), seconds: time.as_secs_f64() });
         }
-        Ok(Measured { bytes: moved.iter().sum(), time, client_cpu, server_cpu, generator_cpu })
+        Ok(Measured { bytes: moved.iter().sum(), time, cpu: cpu_later.since(&cpu), generator_cpu })
     }
 
     /// Lets the load run, looking after it.

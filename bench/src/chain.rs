@@ -14,6 +14,7 @@ use crate::process::Process;
 use crate::procfs::{CpuSample, Memory};
 use crate::programs::Program;
 use crate::protocols::{Entry, Protocol, Setup};
+use crate::relay;
 use crate::wire::{self, Header, Op, READY};
 
 /// How long programs may take until the first connection goes through.
@@ -28,53 +29,98 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Contender {
     /// How tables call it.
     pub(crate) name: String,
-    pub(crate) client: Program,
-    /// The second program, for protocols that need one.
-    pub(crate) server: Program,
+    part: Part,
+}
+
+#[derive(Clone, Debug)]
+enum Part {
+    /// One program, as both ends where a protocol has two.
+    Alone(Program),
+    /// Two programs, one at each end.
+    Pair { client: Program, server: Program },
+    /// What the kernel costs, beside the plain connection only: a relay of our own, or no program at all.
+    Floor(Option<Program>),
+    /// No program: the load generator's two ends talk to each other.
+    Nothing,
 }
 
 impl Contender {
     /// Each program with itself; with `cross` also each as client of each other.
     pub(crate) fn all(programs: &[Program], cross: bool) -> Vec<Self> {
-        let alone = programs.iter().map(|program| Self {
-            name: program.name.clone(),
-            client: program.clone(),
-            server: program.clone(),
-        });
-        let mut contenders: Vec<Self> = alone.collect();
+        let alone =
+            |program: &Program| Self { name: program.name.clone(), part: Part::Alone(program.clone()) };
+        let mut contenders: Vec<Self> = programs.iter().map(alone).collect();
         if cross {
             for client in programs {
                 for server in programs.iter().filter(|server| *server != client) {
-                    contenders.push(Self {
-                        name: format!("{} → {}", client.name, server.name),
-                        client: client.clone(),
-                        server: server.clone(),
-                    });
+                    let name = format!("{} → {}", client.name, server.name);
+                    let part = Part::Pair { client: client.clone(), server: server.clone() };
+                    contenders.push(Self { name, part });
                 }
             }
         }
         contenders
     }
 
-    /// Whether one program plays both parts.
-    pub(crate) fn is_pure(&self) -> bool {
-        self.client == self.server
+    /// The least that any program can cost here: relays of our own, and no program at all.
+    pub(crate) fn floor() -> Result<Vec<Self>, Failure> {
+        let mut floor = Vec::new();
+        for mode in relay::Mode::ALL {
+            floor.push(Self { name: mode.title().into(), part: Part::Floor(Some(mode.program()?)) });
+        }
+        floor.push(Self { name: "floor: no program".into(), part: Part::Floor(None) });
+        Ok(floor)
+    }
+
+    /// The load generator's ends without a program in between, beside every protocol.
+    pub(crate) fn nothing() -> Self {
+        Self { name: "no program".into(), part: Part::Nothing }
+    }
+
+    /// Whether it can take part in a protocol's rows.
+    pub(crate) fn fits(&self, protocol: &Protocol) -> bool {
+        match self.part {
+            Part::Alone(_) | Part::Nothing => true,
+            Part::Pair { .. } => protocol.has_server(),
+            Part::Floor(_) => protocol.entry == Entry::Plain,
+        }
+    }
+
+    fn client(&self) -> Option<&Program> {
+        match &self.part {
+            Part::Alone(client) | Part::Pair { client, .. } | Part::Floor(Some(client)) => Some(client),
+            Part::Floor(None) | Part::Nothing => None,
+        }
+    }
+
+    fn server(&self) -> Option<&Program> {
+        match &self.part {
+            Part::Alone(server) | Part::Pair { server, .. } => Some(server),
+            Part::Floor(_) | Part::Nothing => None,
+        }
     }
 }
 
 /// Running programs, ready to carry connections. Dropping it ends them.
 pub(crate) struct Chain {
-    client: Process,
+    client: Option<Process>,
     server: Option<Process>,
-    entry: Entry,
-    entry_address: SocketAddr,
-    target: SocketAddr,
+    route: Route,
+    /// Just before the client program was started.
+    began: Instant,
 }
 
-/// Processor time of a chain's programs at one moment.
-pub(crate) struct ChainCpu {
-    client: CpuSample,
-    server: Option<CpuSample>,
+/// One value for each end, where a program stands there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PerEnd<T> {
+    pub(crate) client: Option<T>,
+    pub(crate) server: Option<T>,
+}
+
+impl<T> PerEnd<T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.client.iter().chain(&self.server)
+    }
 }
 
 impl Chain {
@@ -98,83 +144,108 @@ impl Chain {
         target: SocketAddr,
     ) -> Result<Self, Failure> {
         let setup = Setup { entry_port: free_port()?, server_port: free_port()?, target };
-        let launch = |end: &str, program: &Program, config: &Value| {
+        let write = |end: &str, config: &Value| {
             let file = folder.join(format!("{end}.json"));
-            write_config(&file, config)?;
+            fs::write(&file, format!("{config:#}\n")).map_err(Failure::file("cannot write", &file))?;
+            Ok(file)
+        };
+        let launch = |end: &str, program: &Program, file: &Path| {
             let name = if protocol.has_server() {
                 format!("{} ({end})", program.name)
             } else {
                 program.name.clone()
             };
-            Process::spawn(&name, &mut program.run(&file), &folder.join(format!("{end}.log")))
+            Process::spawn(&name, &mut program.run(file), &folder.join(format!("{end}.log")))
         };
-        let server = protocol.server_config(&setup);
-        let server = server.map(|config| launch("server", &contender.server, &config)).transpose()?;
-        let client = launch("client", &contender.client, &protocol.client_config(&setup))?;
+        let Some(program) = contender.client() else {
+            let route = Route { entry: Entry::Plain, entry_address: target, target, patience: PATIENCE };
+            return Ok(Self { client: None, server: None, route, began: Instant::now() });
+        };
+        let server = match (protocol.server_config(&setup), contender.server()) {
+            (Some(config), Some(program)) => Some(launch("server", program, &write("server", &config)?)?),
+            _ => None,
+        };
+        let file = write("client", &protocol.client_config(&setup))?;
+        let began = Instant::now();
+        let client = Some(launch("client", program, &file)?);
         let entry_address = SocketAddr::from((Ipv4Addr::LOCALHOST, setup.entry_port));
-        Ok(Self { client, server, entry: protocol.entry, entry_address, target })
+        let route = Route { entry: protocol.entry, entry_address, target, patience: PATIENCE };
+        Ok(Self { client, server, route, began })
     }
 
     /// A connection through the programs to the target, ready for the target's header.
     pub(crate) fn connect(&self) -> io::Result<TcpStream> {
-        connect(self.route())
+        self.route.connect()
     }
 
     /// What a thread needs to make connections of its own.
     pub(crate) fn route(&self) -> Route {
-        Route {
-            entry: self.entry,
-            entry_address: self.entry_address,
-            target: self.target,
-            patience: PATIENCE,
+        self.route
+    }
+
+    /// How long the client program took from its start until it accepted a connection, found by trying without a pause
+    /// to speak of.
+    pub(crate) fn time_to_listen(&self) -> Result<Duration, Failure> {
+        loop {
+            if TcpStream::connect(self.route.entry_address).is_ok() {
+                return Ok(self.began.elapsed());
+            }
+            self.check()?;
+            if let Some(client) = self.client.as_ref().filter(|_| self.began.elapsed() > START) {
+                return Err(client.start_failure(&format!("it did not listen within {} s", START.as_secs())));
+            }
+            thread::sleep(Duration::from_micros(20));
         }
-    }
-
-    pub(crate) fn entry_address(&self) -> SocketAddr {
-        self.entry_address
-    }
-
-    pub(crate) fn client_pid(&self) -> u32 {
-        self.client.pid()
     }
 
     /// Fails once a program has ended.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        self.client.check()?;
-        self.server.as_ref().map_or(Ok(()), Process::check)
+        self.processes().try_for_each(Process::check)
     }
 
-    pub(crate) fn cpu(&self) -> Result<ChainCpu, Failure> {
-        let take = |process: &Process| CpuSample::take(process.pid()).ok_or_else(|| gone(process));
-        Ok(ChainCpu { client: take(&self.client)?, server: self.server.as_ref().map(take).transpose()? })
+    pub(crate) fn cpu(&self) -> Result<PerEnd<CpuSample>, Failure> {
+        self.per_end(|process| CpuSample::take(process.pid()))
     }
 
-    /// Memory of the client and, where there is one, the server.
-    pub(crate) fn memory(&self) -> Result<(Memory, Option<Memory>), Failure> {
-        let read = |process: &Process| Memory::of(process.pid()).ok_or_else(|| gone(process));
-        Ok((read(&self.client)?, self.server.as_ref().map(read).transpose()?))
+    pub(crate) fn memory(&self) -> Result<PerEnd<Memory>, Failure> {
+        self.per_end(|process| Memory::of(process.pid()))
+    }
+
+    fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.server.iter().chain(&self.client)
+    }
+
+    fn per_end<T>(&self, read: impl Fn(&Process) -> Option<T>) -> Result<PerEnd<T>, Failure> {
+        let read = |process: &Process| {
+            let gone = || process.check().err().unwrap_or_else(|| process.start_failure("it left /proc"));
+            read(process).ok_or_else(gone)
+        };
+        Ok(PerEnd {
+            client: self.client.as_ref().map(read).transpose()?,
+            server: self.server.as_ref().map(read).transpose()?,
+        })
     }
 
     fn wait_until_ready(&self) -> Result<(), Failure> {
         let begun = Instant::now();
         loop {
-            let error = match self.ping() {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            let gone = |process: &&Process| process.exited().is_some();
-            let ended = self.server.iter().chain([&self.client]).find(gone);
-            if ended.is_some() || begun.elapsed() > START {
-                let waited =
-                    format!("no connection came through in {} s, the last try: {error}", START.as_secs());
-                return Err(ended.unwrap_or(&self.client).start_failure(&waited));
+            let Err(error) = self.ping() else { return Ok(()) };
+            let ended = self.processes().find(|process| process.exited().is_some());
+            let waited =
+                format!("no connection came through in {} s, the last try: {error}", START.as_secs());
+            if let Some(process) = ended {
+                return Err(process.start_failure(&waited));
+            }
+            if begun.elapsed() > START {
+                let client = self.client.as_ref().map(|client| client.start_failure(&waited));
+                return Err(client.unwrap_or(Failure::Usage(waited)));
             }
             thread::sleep(Duration::from_millis(10));
         }
     }
 
     fn ping(&self) -> io::Result<()> {
-        let mut stream = connect(Route { patience: ATTEMPT, ..self.route() })?;
+        let mut stream = Route { patience: ATTEMPT, ..self.route }.connect()?;
         stream.write_all(&Header { op: Op::Ping, stream: 0, length: 0 }.encode())?;
         let mut answer = [0];
         stream.read_exact(&mut answer)?;
@@ -186,11 +257,16 @@ impl Chain {
     }
 }
 
-impl ChainCpu {
+impl PerEnd<CpuSample> {
     /// Processor time of client and server since `earlier`.
-    pub(crate) fn since(&self, earlier: &Self) -> (Duration, Option<Duration>) {
-        let server = self.server.as_ref().zip(earlier.server.as_ref());
-        (self.client.since(&earlier.client), server.map(|(later, earlier)| later.since(earlier)))
+    pub(crate) fn since(&self, earlier: &Self) -> PerEnd<Duration> {
+        let difference = |later: &Option<CpuSample>, earlier: &Option<CpuSample>| {
+            later.as_ref().zip(earlier.as_ref()).map(|(later, earlier)| later.since(earlier))
+        };
+        PerEnd {
+            client: difference(&self.client, &earlier.client),
+            server: difference(&self.server, &earlier.server),
+        }
     }
 }
 
@@ -204,15 +280,17 @@ pub(crate) struct Route {
     pub(crate) patience: Duration,
 }
 
-/// Makes one connection; see [`Chain::connect`].
-pub(crate) fn connect(route: Route) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&route.entry_address, route.patience)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(route.patience))?;
-    if route.entry == Entry::Socks {
-        wire::socks_connect(&mut stream, route.target)?;
+impl Route {
+    /// Makes one connection; see [`Chain::connect`].
+    pub(crate) fn connect(self) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect_timeout(&self.entry_address, self.patience)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(self.patience))?;
+        if self.entry == Entry::Socks {
+            wire::socks_connect(&mut stream, self.target)?;
+        }
+        Ok(stream)
     }
-    Ok(stream)
 }
 
 /// A folder of this run's own, removed at the end.
@@ -236,17 +314,9 @@ impl Drop for WorkDir {
     }
 }
 
-fn write_config(file: &Path, config: &Value) -> Result<(), Failure> {
-    fs::write(file, format!("{config:#}\n")).map_err(Failure::file("cannot write", file))
-}
-
 /// A port that was free a moment ago.
 fn free_port() -> Result<u16, Failure> {
     let doing = "cannot find a free port";
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Failure::io(doing))?;
     Ok(listener.local_addr().map_err(Failure::io(doing))?.port())
-}
-
-fn gone(process: &Process) -> Failure {
-    process.check().err().unwrap_or_else(|| process.start_failure("its /proc entry could not be read"))
 }

@@ -9,9 +9,10 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::chain::WorkDir;
 use crate::failure::Failure;
+use crate::programs::Program;
 use crate::results::Run;
-use crate::scenarios::{Context, matrix};
-use crate::{process, programs, protocols, table};
+use crate::scenarios::{Context, connect, latency, matrix, startup, stress};
+use crate::{process, programs, protocols, relay, table};
 
 /// Compare proxy cores: same load, same configuration files, rounds in turn.
 #[derive(Parser)]
@@ -25,6 +26,19 @@ struct Arguments {
 enum Scenario {
     /// Bulk goodput by protocol and direction, with processor time and memory
     Matrix(Matrix),
+    /// Short connections, each one request: rate, processor time and latency
+    Connect(Connect),
+    /// Time to fetch small and large objects, a new connection each time
+    Latency(Latency),
+    /// Memory with many connections, idle and loaded, and after they have gone
+    Stress(Stress),
+    /// Time from start to listening
+    Startup(Startup),
+    /// What the kernel costs: relays without a proxy around them, and no program at all
+    Floor(Floor),
+    /// Be one of those relays
+    #[command(hide = true)]
+    Relay(Relay),
 }
 
 /// What all scenarios take.
@@ -51,21 +65,101 @@ struct Common {
 }
 
 #[derive(Args)]
-struct Matrix {
-    #[command(flatten)]
-    common: Common,
+struct Bulk {
     /// Parallel streams
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     streams: u16,
     /// Seconds measured per direction and round
-    #[arg(long, value_name = "SECONDS")]
-    time: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+}
+
+#[derive(Args)]
+struct Matrix {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    bulk: Bulk,
     /// Also each program as the client of each other
     #[arg(long)]
     cross: bool,
+    /// Leave out the relays that show what the kernel costs
+    #[arg(long)]
+    no_floor: bool,
     /// Check every byte both ways; no speeds
     #[arg(long)]
     verify: bool,
+}
+
+#[derive(Args)]
+struct Connect {
+    #[command(flatten)]
+    common: Common,
+    /// Also each program as the client of each other
+    #[arg(long)]
+    cross: bool,
+    /// Connections at a time
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: u16,
+    /// Connections a second of the moderate load
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+    /// Seconds measured per load and round
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+}
+
+#[derive(Args)]
+struct Latency {
+    #[command(flatten)]
+    common: Common,
+    /// Also each program as the client of each other
+    #[arg(long)]
+    cross: bool,
+    /// Fetches of each object in a round
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    fetches: Option<u16>,
+}
+
+#[derive(Args)]
+struct Stress {
+    #[command(flatten)]
+    common: Common,
+    /// Also each program as the client of each other
+    #[arg(long)]
+    cross: bool,
+    /// Connections that stand idle
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..))]
+    idle: u16,
+    /// Connections that all transfer at once
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    connections: u16,
+    /// Seconds of load
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+}
+
+#[derive(Args)]
+struct Startup {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args)]
+struct Floor {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    bulk: Bulk,
+}
+
+#[derive(Args)]
+struct Relay {
+    mode: relay::Mode,
+    /// Always `run`: relays are started as the programs are
+    action: String,
+    #[arg(short)]
+    config: PathBuf,
 }
 
 /// Runs what the command line asks for.
@@ -82,33 +176,132 @@ pub(crate) fn main() -> ExitCode {
 /// Whether all rows are valid.
 fn run(arguments: Arguments) -> Result<bool, Failure> {
     match arguments.command {
-        Scenario::Matrix(matrix) => run_matrix(&matrix),
+        Scenario::Matrix(arguments) => arguments.run(),
+        Scenario::Connect(arguments) => arguments.run(),
+        Scenario::Latency(arguments) => arguments.run(),
+        Scenario::Stress(arguments) => arguments.run(),
+        Scenario::Startup(arguments) => arguments.run(),
+        Scenario::Floor(arguments) => arguments.run(),
+        Scenario::Relay(arguments) => relay::run(arguments.mode, &arguments.config).map(|()| true),
     }
 }
 
-fn run_matrix(arguments: &Matrix) -> Result<bool, Failure> {
-    let common = &arguments.common;
-    let pick = |quick, full| if common.quick { quick } else { full };
-    let settings = matrix::Settings {
-        protocols: protocols::choose(&common.protocols, common.quick)?,
-        cross: arguments.cross,
-        streams: arguments.streams.into(),
-        rounds: common.rounds(if arguments.verify { (1, 1) } else { (4, 8) }),
-        warm_up: seconds(pick(0.3, 0.5))?,
-        window: seconds(arguments.time.unwrap_or(pick(1.0, 2.0)))?,
-    };
-    let scenario = if arguments.verify { matrix::verify } else { matrix::run };
-    common.carry_out(|context| scenario(context, &settings))
+impl Matrix {
+    fn run(&self) -> Result<bool, Failure> {
+        let common = &self.common;
+        let settings = matrix::Settings {
+            protocols: protocols::choose(&common.protocols, common.quick)?,
+            cross: self.cross,
+            floor: !self.no_floor,
+            ..self.bulk.settings(common)
+        };
+        if self.verify {
+            let settings = matrix::Settings { rounds: common.rounds(1, 1), ..settings };
+            return common.carry_out(|context| matrix::verify(context, &settings));
+        }
+        common.carry_out(|context| matrix::run(context, &settings))
+    }
+}
+
+impl Floor {
+    fn run(&self) -> Result<bool, Failure> {
+        let protocols = protocols::choose(&["direct".into()], false)?;
+        let settings = matrix::Settings { protocols, ..self.bulk.settings(&self.common) };
+        self.common.carry_out_with(Vec::new(), |context| matrix::floor(context, &settings))
+    }
+}
+
+impl Bulk {
+    fn settings(&self, common: &Common) -> matrix::Settings {
+        matrix::Settings {
+            protocols: Vec::new(),
+            cross: false,
+            floor: true,
+            streams: self.streams.into(),
+            rounds: common.rounds(4, 8),
+            warm_up: common.time(None, 300, 500),
+            window: common.time(self.time, 1000, 2000),
+        }
+    }
+}
+
+impl Connect {
+    fn run(&self) -> Result<bool, Failure> {
+        let common = &self.common;
+        let settings = connect::Settings {
+            protocols: protocols::choose_or_socks(&common.protocols)?,
+            cross: self.cross,
+            workers: self.workers.into(),
+            rate: self.rate.into(),
+            rounds: common.rounds(4, 8),
+            warm_up: common.time(None, 300, 500),
+            window: common.time(self.time, 2000, 4000),
+        };
+        common.carry_out(|context| connect::run(context, &settings))
+    }
+}
+
+impl Latency {
+    fn run(&self) -> Result<bool, Failure> {
+        let common = &self.common;
+        let fetches = if common.quick { 100 } else { 300 };
+        let settings = latency::Settings {
+            protocols: protocols::choose_or_socks(&common.protocols)?,
+            cross: self.cross,
+            fetches: self.fetches.map_or(fetches, usize::from),
+            rounds: common.rounds(4, 8),
+        };
+        common.carry_out(|context| latency::run(context, &settings))
+    }
+}
+
+impl Stress {
+    fn run(&self) -> Result<bool, Failure> {
+        let common = &self.common;
+        let settings = stress::Settings {
+            protocols: protocols::choose_or_socks(&common.protocols)?,
+            cross: self.cross,
+            idle: self.idle.into(),
+            loaded: self.connections.into(),
+            load: common.time(self.time, 2000, 5000),
+            reclaim: common.time(None, 5000, 60_000),
+            rounds: common.rounds(2, 3),
+        };
+        common.carry_out(|context| stress::run(context, &settings))
+    }
+}
+
+impl Startup {
+    fn run(&self) -> Result<bool, Failure> {
+        let common = &self.common;
+        let protocols = protocols::choose_or_socks(&common.protocols)?;
+        let settings = startup::Settings { protocols, rounds: common.rounds(20, 20) };
+        common.carry_out(|context| startup::run(context, &settings))
+    }
 }
 
 impl Common {
-    fn rounds(&self, (quick, full): (usize, usize)) -> usize {
+    fn rounds(&self, quick: usize, full: usize) -> usize {
         self.rounds.map_or(if self.quick { quick } else { full }, usize::from)
+    }
+
+    /// What was asked for, else milliseconds by mode.
+    fn time(&self, asked: Option<Duration>, quick: u64, full: u64) -> Duration {
+        asked.unwrap_or(Duration::from_millis(if self.quick { quick } else { full }))
     }
 
     /// Finds the programs, runs the scenario and shows what came out. Whether all rows are valid.
     fn carry_out(&self, scenario: impl FnOnce(&Context) -> Result<Run, Failure>) -> Result<bool, Failure> {
-        let programs = programs::find(&self.programs)?;
+        self.carry_out_with(programs::find(&self.programs)?, scenario)
+    }
+
+    fn carry_out_with(
+        &self,
+        programs: Vec<Program>,
+        scenario: impl FnOnce(&Context) -> Result<Run, Failure>,
+    ) -> Result<bool, Failure> {
+        // Where the limit stays too low, connections fail and say so.
+        let _ = culvert_os::process::raise_open_files_limit();
         let context = Context { programs, work_dir: WorkDir::create()? };
         process::end_children_on_signal(context.work_dir.path().to_owned())?;
         let began = std::time::Instant::now();
@@ -125,9 +318,11 @@ impl Common {
     }
 }
 
-fn seconds(value: f64) -> Result<Duration, Failure> {
+/// A time as people write it: `0.5`.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let value = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     let usable = Duration::try_from_secs_f64(value).ok().filter(|time| !time.is_zero());
-    usable.ok_or_else(|| Failure::Usage(format!("{value} is no time to measure for")))
+    usable.ok_or_else(|| "no time to measure for".to_owned())
 }
 
 fn print(text: &str) -> Result<(), Failure> {
@@ -147,9 +342,9 @@ mod tests {
 
     #[test]
     fn a_time_must_be_a_time() {
-        assert!(seconds(0.0).is_err());
-        assert!(seconds(-1.0).is_err());
-        assert!(seconds(f64::NAN).is_err());
-        assert_eq!(seconds(0.5).unwrap(), Duration::from_millis(500));
+        for wrong in ["0", "-1", "nan", "", "two"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
     }
 }

@@ -8,7 +8,7 @@
 //! scenarios what is measured, a module per sub-command
 //! plan      rounds: protocols × contenders in turn, fresh processes each time
 //! chain     programs started and connected; protocols: their configurations; process, procfs: what they use
-//! bulk ...  client ends of the load; target: the server end; wire: what they say
+//! bulk, requests, objects  client ends of the load; target: the server end; wire: what they say
 //! results   plain data of a run, kept as JSON; table, report: what people see
 //! ```
 #![forbid(unsafe_code)]
@@ -18,12 +18,15 @@ mod chain;
 mod cli;
 mod failure;
 mod machine;
+mod objects;
 mod plan;
 mod process;
 mod procfs;
 mod programs;
 mod progress;
 mod protocols;
+mod relay;
+mod requests;
 mod results;
 mod scenarios;
 mod stats;

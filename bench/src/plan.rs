@@ -42,8 +42,7 @@ impl Plan<'_> {
     ) -> Result<(), Failure> {
         run.set("rounds", self.rounds);
         let contenders = |protocol: &Protocol| -> Vec<&Contender> {
-            let two_ends = protocol.has_server();
-            self.contenders.iter().filter(|contender| two_ends || contender.is_pure()).collect()
+            self.contenders.iter().filter(|contender| contender.fits(protocol)).collect()
         };
         let per_round: usize = self.protocols.iter().map(|protocol| contenders(protocol).len()).sum();
         let mut progress = Progress::new(per_round * self.rounds);

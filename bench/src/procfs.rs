@@ -37,7 +37,7 @@ impl CpuSample {
         Some(Self { ticks, threads })
     }
 
-    /// Processor time spent since `earlier`, a sample of the same process.
+    /// Processor time spent since `earlier`, a sample of the same process; the default is its birth.
     pub(crate) fn since(&self, earlier: &Self) -> Duration {
         let complete =
             !self.threads.is_empty() && earlier.threads.keys().all(|id| self.threads.contains_key(id));
@@ -45,10 +45,13 @@ impl CpuSample {
             let sum = |threads: &BTreeMap<u32, u64>| threads.values().sum::<u64>();
             Duration::from_nanos(sum(&self.threads).saturating_sub(sum(&earlier.threads)))
         } else {
-            let ticks = self.ticks.saturating_sub(earlier.ticks);
-            Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
+            ticks(self.ticks.saturating_sub(earlier.ticks))
         }
     }
+}
+
+fn ticks(count: u64) -> Duration {
+    Duration::from_millis(count * 1000 / TICKS_PER_SECOND)
 }
 
 /// `utime + stime` of a `/proc/PID/stat` line. The second field is the program's name in brackets, and may itself hold

@@ -17,6 +17,9 @@ pub(crate) struct Program {
     /// How tables call it.
     pub(crate) name: String,
     pub(crate) path: PathBuf,
+    /// Arguments before `run -c FILE`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) arguments: Vec<String>,
     /// What its `version` command says.
     pub(crate) version: String,
 }
@@ -30,7 +33,7 @@ impl Program {
     /// The command that runs it with a configuration file.
     pub(crate) fn run(&self, config: &Path) -> Command {
         let mut command = Command::new(&self.path);
-        command.arg("run").arg("-c").arg(config);
+        command.args(&self.arguments).arg("run").arg("-c").arg(config);
         command
     }
 }
@@ -72,7 +75,7 @@ fn open(name: &str, path: &Path) -> Result<Program, Failure> {
         Failure::Usage(format!("program `{name}`: cannot run {}: {error}", path.display()))
     })?;
     let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    Ok(Program { name: name.to_owned(), path: path.to_owned(), version })
+    Ok(Program { name: name.to_owned(), path: path.to_owned(), arguments: Vec::new(), version })
 }
 
 /// Looks for a known program: its environment variable, beside this program, in a virtual environment of this folder

@@ -79,14 +79,14 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
     },
     Protocol {
         name: "socks-hop",
-        title: "socks",
+        title: "socks hop",
         quick: false,
         entry: Entry::Socks,
         ends: Ends::Two { outbound: |_| json!({ "type": "socks" }), inbound: |_| json!({ "type": "socks" }) },
     },
     Protocol {
         name: "http-hop",
-        title: "http",
+        title: "http hop",
         quick: false,
         entry: Entry::Socks,
         ends: Ends::Two { outbound: |_| json!({ "type": "http" }), inbound: |_| json!({ "type": "http" }) },
@@ -125,6 +125,15 @@ pub(crate) fn choose(names: &[String], quick: bool) -> Result<Vec<&'static Proto
     if names.is_empty() {
         return Ok(PROTOCOLS.iter().filter(|protocol| protocol.quick || !quick).collect());
     }
+    named(names)
+}
+
+/// The protocols called `names`; without any the plain SOCKS proxy.
+pub(crate) fn choose_or_socks(names: &[String]) -> Result<Vec<&'static Protocol>, Failure> {
+    if names.is_empty() { named(&["socks".into()]) } else { named(names) }
+}
+
+fn named(names: &[String]) -> Result<Vec<&'static Protocol>, Failure> {
     names
         .iter()
         .map(|name| {

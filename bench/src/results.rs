@@ -50,18 +50,32 @@ pub(crate) struct Metric {
     pub(crate) title: String,
     pub(crate) better: Better,
     pub(crate) decimals: usize,
-    /// Whether it is important enough for a chart and for a ratio beside each number.
-    pub(crate) main: bool,
+    pub(crate) weight: Weight,
 }
 
 impl Metric {
     pub(crate) fn new(key: &str, title: &str, better: Better, decimals: usize) -> Self {
-        Self { key: key.into(), title: title.into(), better, decimals, main: false }
+        Self { key: key.into(), title: title.into(), better, decimals, weight: Weight::Normal }
     }
 
     pub(crate) fn main(self) -> Self {
-        Self { main: true, ..self }
+        Self { weight: Weight::Main, ..self }
     }
+
+    pub(crate) fn detail(self) -> Self {
+        Self { weight: Weight::Detail, ..self }
+    }
+}
+
+/// How much room a metric gets.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Weight {
+    /// Only where there is room: not on the terminal.
+    Detail,
+    Normal,
+    /// With lowest, highest and ratio everywhere, and a chart.
+    Main,
 }
 
 /// Which way a metric wins.
@@ -179,6 +193,7 @@ pub(crate) mod tests {
         let program = |name: &str, version: &str| Program {
             name: name.into(),
             path: format!("/opt/{name}").into(),
+            arguments: Vec::new(),
             version: version.into(),
         };
         let metrics = vec![

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use crate::results::{Entry, Metric, Row, Run};
+use crate::results::{Entry, Metric, Row, Run, Weight};
 use crate::stats::Spread;
 
 /// What the figures mean, below every table.
@@ -14,7 +14,7 @@ pub(crate) const LEGEND: &str = "median (lowest–highest round); × is the medi
 
 /// Aligned columns under headings, as wide as they must be.
 pub(crate) fn terminal(run: &Run) -> String {
-    let lines = lines(run);
+    let lines = lines(run, Room::Little);
     let columns = lines.first().map_or(0, Vec::len);
     let width = |column: usize| lines.iter().map(|line| line.get(column).map_or(0, |cell| width(cell))).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
@@ -40,7 +40,7 @@ pub(crate) fn terminal(run: &Run) -> String {
 /// The same with what a reader needs to repeat it.
 pub(crate) fn markdown(run: &Run) -> String {
     let mut text = format!("### {}\n\n", run.scenario);
-    let lines = lines(run);
+    let lines = lines(run, Room::Much);
     for (number, line) in lines.iter().enumerate() {
         let cells: Vec<String> = line.iter().map(|cell| cell.replace('|', "\\|")).collect();
         let _ = writeln!(text, "| {} |", cells.join(" | "));
@@ -88,29 +88,40 @@ pub(crate) fn measured(run: &Run) -> Vec<&Metric> {
         .collect()
 }
 
+/// How wide a table may be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Room {
+    /// No details, and lowest and highest only of the main metrics.
+    Little,
+    Much,
+}
+
 /// Headings and body.
-fn lines(run: &Run) -> Vec<Vec<String>> {
-    let metrics = measured(run);
+fn lines(run: &Run, room: Room) -> Vec<Vec<String>> {
+    let mut metrics = measured(run);
+    metrics.retain(|metric| room == Room::Much || metric.weight > Weight::Detail);
     let headings = ["row", "program"].into_iter().chain(metrics.iter().map(|metric| metric.title.as_str()));
     let mut lines = vec![headings.map(str::to_owned).collect::<Vec<_>>()];
     for row in &run.rows {
         for (number, entry) in row.entries.iter().enumerate() {
             let title = if number == 0 { row.title.clone() } else { String::new() };
-            let cells = metrics.iter().map(|metric| cell(row, entry, metric));
+            let cells = metrics.iter().map(|metric| cell(row, entry, metric, room));
             lines.push([title, entry.contender.clone()].into_iter().chain(cells).collect());
         }
     }
     lines
 }
 
-fn cell(row: &Row, entry: &Entry, metric: &Metric) -> String {
+fn cell(row: &Row, entry: &Entry, metric: &Metric, room: Room) -> String {
     if entry.invalid.is_some() {
         return "invalid".into();
     }
     let Some(values) = entry.spread(&metric.key) else { return "–".into() };
-    let mut text = spread(metric, values);
+    let main = metric.weight == Weight::Main;
+    let mut text =
+        if main || room == Room::Much { spread(metric, values) } else { number(metric, values.median) };
     let baseline = &row.entries[0];
-    if metric.main
+    if main
         && !std::ptr::eq(entry, baseline)
         && let Some(ratio) = entry.ratio(baseline, &metric.key)
     {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use socket2::{SockRef, Socket};
 
 use crate::failure::Failure;
+use crate::objects;
 use crate::verify;
 use crate::wire::{HEADER, Header, Op, READY, REQUEST};
 
@@ -125,7 +126,9 @@ impl Shared {
         stream.set_nodelay(true)?;
         let mut header = [0; HEADER];
         stream.read_exact(&mut header)?;
-        let Some(header) = Header::decode(&header) else { return Ok(()) };
+        let Some(header) = Header::decode(&header) else {
+            return objects::serve(&mut stream, &header, &self.payload);
+        };
         match header.op {
             Op::Ping => stream.write_all(&[READY]),
             Op::Down => send_endlessly(&mut stream, &self.payload),

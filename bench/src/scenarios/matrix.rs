@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::bulk::{Bulk, Direction, Measured, verify_streams};
-use crate::chain::{Chain, Contender};
+use crate::chain::{Chain, Contender, PerEnd};
 use crate::failure::Failure;
 use crate::plan::{Plan, Round, Values};
 use crate::protocols::Protocol;
@@ -16,6 +16,8 @@ pub(crate) struct Settings {
     pub(crate) protocols: Vec<&'static Protocol>,
     /// Also every program as the client of every other.
     pub(crate) cross: bool,
+    /// Also what the kernel costs, beside the plain connection's rows.
+    pub(crate) floor: bool,
     pub(crate) streams: usize,
     pub(crate) rounds: usize,
     pub(crate) warm_up: Duration,
@@ -27,12 +29,12 @@ const VERIFY_BYTES: u64 = 16 << 20;
 
 /// Measures.
 pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure> {
-    let mut run = Run::begin("matrix", &context.programs, metrics());
-    run.set("streams", settings.streams);
-    run.set("warm-up, s", settings.warm_up.as_secs_f64());
-    run.set("window, s", settings.window.as_secs_f64());
-    plan(context, settings, &contenders(context, settings))
-        .run(&mut run, |round| measure(round, settings))?;
+    let mut run = begin("matrix", context, settings);
+    let mut contenders = Contender::all(&context.programs, settings.cross);
+    if settings.floor {
+        contenders.extend(Contender::floor()?);
+    }
+    plan(context, settings, &contenders).run(&mut run, |round| measure(round, settings))?;
     Ok(run)
 }
 
@@ -44,7 +46,7 @@ pub(crate) fn verify(context: &Context, settings: &Settings) -> Result<Run, Fail
         vec![Metric::new("bytes", "MB checked", Better::Neither, 0)],
     );
     run.set("streams", settings.streams);
-    let contenders = contenders(context, settings);
+    let contenders = Contender::all(&context.programs, settings.cross);
     let mut plan = plan(context, settings, &contenders);
     plan.parts = vec![("verify".into(), "both ways at once".into())];
     plan.run(&mut run, |round| {
@@ -56,8 +58,20 @@ pub(crate) fn verify(context: &Context, settings: &Settings) -> Result<Run, Fail
     Ok(run)
 }
 
-fn contenders(context: &Context, settings: &Settings) -> Vec<Contender> {
-    Contender::all(&context.programs, settings.cross)
+/// Only the floor: what the kernel costs for a plain connection, as a row by itself.
+pub(crate) fn floor(context: &Context, settings: &Settings) -> Result<Run, Failure> {
+    let mut run = begin("floor", context, settings);
+    let contenders = Contender::floor()?;
+    plan(context, settings, &contenders).run(&mut run, |round| measure(round, settings))?;
+    Ok(run)
+}
+
+fn begin(scenario: &str, context: &Context, settings: &Settings) -> Run {
+    let mut run = Run::begin(scenario, &context.programs, metrics());
+    run.set("streams", settings.streams);
+    run.set("warm-up, s", settings.warm_up.as_secs_f64());
+    run.set("window, s", settings.window.as_secs_f64());
+    run
 }
 
 fn plan<'a>(context: &'a Context, settings: &'a Settings, contenders: &'a [Contender]) -> Plan<'a> {
@@ -80,10 +94,10 @@ fn measure(round: &Round<'_>, settings: &Settings) -> Result<Vec<Values>, Failur
         let bulk = Bulk::start(&chain, &target, settings.streams, direction)?;
         parts.push(values(&bulk.measure(settings.warm_up, settings.window)?));
     }
-    let (client, server) = chain.memory()?;
+    let memory = chain.memory()?;
     for part in &mut parts {
-        part.push(("client_peak", mib(client.peak)));
-        part.extend(server.map(|server| ("server_peak", mib(server.peak))));
+        part.extend(memory.client.map(|client| ("client_peak", mib(client.peak))));
+        part.extend(memory.server.map(|server| ("server_peak", mib(server.peak))));
     }
     Ok(parts)
 }
@@ -94,8 +108,8 @@ fn metrics() -> Vec<Metric> {
         Metric::new("cpu", "CPU-s/GB", Better::Lower, 3).main(),
         Metric::new("client_cpu", "client CPU-s/GB", Better::Lower, 3),
         Metric::new("server_cpu", "server CPU-s/GB", Better::Lower, 3),
-        Metric::new("client_per_core", "client Mbit/s per core", Better::Higher, 0),
-        Metric::new("server_per_core", "server Mbit/s per core", Better::Higher, 0),
+        Metric::new("client_per_core", "client Mbit/s per core", Better::Higher, 0).detail(),
+        Metric::new("server_per_core", "server Mbit/s per core", Better::Higher, 0).detail(),
         Metric::new("client_peak", "client peak MiB", Better::Lower, 1).main(),
         Metric::new("server_peak", "server peak MiB", Better::Lower, 1).main(),
         Metric::new("generator_cpu", "load generator CPU-s/GB", Better::Neither, 3),
@@ -106,21 +120,21 @@ fn values(measured: &Measured) -> Values {
     let gigabytes = measured.bytes as f64 / 1e9;
     let per_gigabyte = |cpu: Duration| cpu.as_secs_f64() / gigabytes;
     let per_core = |cpu: Duration| 8000.0 / per_gigabyte(cpu);
-    let both = measured.client_cpu + measured.server_cpu.unwrap_or_default();
     let mut values = vec![
         ("goodput", gigabytes * 8.0 / measured.time.as_secs_f64()),
-        ("cpu", per_gigabyte(both)),
         ("generator_cpu", per_gigabyte(measured.generator_cpu)),
     ];
-    if let Some(server) = measured.server_cpu {
+    let PerEnd { client, server } = measured.cpu;
+    if let Some(client) = client {
+        let both = client + server.unwrap_or_default();
+        values.extend([("cpu", per_gigabyte(both)), ("client_per_core", per_core(client))]);
+    }
+    if let Some((client, server)) = client.zip(server) {
         values.extend([
-            ("client_cpu", per_gigabyte(measured.client_cpu)),
+            ("client_cpu", per_gigabyte(client)),
             ("server_cpu", per_gigabyte(server)),
-            ("client_per_core", per_core(measured.client_cpu)),
             ("server_per_core", per_core(server)),
         ]);
-    } else {
-        values.push(("client_per_core", per_core(measured.client_cpu)));
     }
     values
 }
@@ -138,8 +152,10 @@ mod tests {
         let measured = Measured {
             bytes: 2_000_000_000,
             time: Duration::from_secs(2),
-            client_cpu: Duration::from_millis(500),
-            server_cpu: Some(Duration::from_millis(1500)),
+            cpu: PerEnd {
+                client: Some(Duration::from_millis(500)),
+                server: Some(Duration::from_millis(1500)),
+            },
             generator_cpu: Duration::from_millis(100),
         };
         let values = values(&measured);
@@ -153,8 +169,8 @@ mod tests {
     #[test]
     fn one_program_has_no_server_columns() {
         let second = Duration::from_secs(1);
-        let measured =
-            Measured { bytes: 1, time: second, client_cpu: second, server_cpu: None, generator_cpu: second };
+        let cpu = PerEnd { client: Some(second), server: None };
+        let measured = Measured { bytes: 1, time: second, cpu, generator_cpu: second };
         assert_eq!(value(&values(&measured), "server_cpu"), None);
     }
 }

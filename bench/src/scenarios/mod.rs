@@ -3,7 +3,11 @@
 use crate::chain::WorkDir;
 use crate::programs::Program;
 
+pub(crate) mod connect;
+pub(crate) mod latency;
 pub(crate) mod matrix;
+pub(crate) mod startup;
+pub(crate) mod stress;
 
 /// What every scenario works with.
 pub(crate) struct Context {
