@@ -5,22 +5,30 @@
 
 mod choice;
 mod collections;
+mod key;
 mod network;
+mod pem;
 mod quantity;
 mod scalar;
 mod tag;
 mod text;
+mod uuid;
 
-pub(crate) use choice::choices;
+pub use choice::{Choice, Word};
+pub(crate) use choice::{choices, unknown_word};
 pub use collections::{Headers, List, Map};
+pub use key::{RealityKey, ShortId, WireGuardKey};
 pub use network::{Address, Cidr, Network, Networks, PortRange, Prefix, Subnet};
+pub use pem::{Pem, PemSection};
 pub use quantity::{Bandwidth, Dur, DurOrSeconds, Mark, MemorySize};
 pub use scalar::Ignored;
 pub use tag::{
     CertificateProviderTag, DnsServerTag, EndpointTag, HttpClientTag, InboundTag, LooseDnsServerTag,
     LooseInboundTag, LooseOutboundTag, NamespaceTag, OutboundTag, RuleSetTag, ServiceTag,
 };
+pub(crate) use text::decode_base64;
 pub use text::{Base64, Pattern, Secret};
+pub use uuid::{UserId, Uuid};
 
 use crate::cx::Cx;
 use crate::json::Node;

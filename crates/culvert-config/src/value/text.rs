@@ -3,8 +3,9 @@
 use std::fmt;
 use std::ops::Deref;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
+use base64::{DecodeError, Engine};
 
 use super::OptionValue;
 use crate::cx::Cx;
@@ -18,6 +19,17 @@ pub struct Secret<T>(pub T);
 /// Bytes, written in standard base64 with padding, or as a list of numbers.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Base64(pub Vec<u8>);
+
+/// Standard base64 with padding. As in Go the last character may carry bits that say nothing.
+const STANDARD: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
+/// Reads standard base64 with padding, in which line ends do not count.
+pub(crate) fn decode_base64(text: &str) -> Result<Vec<u8>, DecodeError> {
+    STANDARD.decode(text.replace(['\r', '\n'], ""))
+}
 
 /// A regular expression, compiled.
 #[derive(Clone, Debug)]
@@ -62,7 +74,7 @@ impl<T: OptionValue> OptionValue for Secret<T> {
 impl OptionValue for Base64 {
     fn decode(&mut self, node: &Node, cx: &mut Cx<'_>) {
         match &node.value {
-            Value::String(text) => match STANDARD.decode(text.replace(['\r', '\n'], "")) {
+            Value::String(text) => match decode_base64(text) {
                 Ok(bytes) => self.0 = bytes,
                 Err(error) => cx.error(node.place, format!("not standard base64 with padding: {error}")),
             },
