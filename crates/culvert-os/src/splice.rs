@@ -12,9 +12,10 @@
 //! the pipe's slots (40 bytes per page of capacity) and the pages inside.
 //!
 //! # How large a pipe
-//! Measured over loopback, Linux 6.18 on two virtual Xeon cores that were busy with other work besides: each of 8 senders
-//! writes 256 KiB at a time, one thread relays, receivers read 64 KiB at a time. Medians of 9 rounds of 2 GiB, in CPU
-//! seconds of the relaying thread per GiB, with the span of all rounds; system calls per GiB are of the same thread.
+//! Measured over loopback, Linux 6.18 on two virtual Xeon cores that were busy with other work besides (load 5 to 11): each
+//! connection has a sender that writes 256 KiB at a time and a receiver that reads 64 KiB at a time, and one thread relays
+//! all. Medians of 9 rounds of 2 GiB, in CPU seconds of the relaying thread per GiB, with the span of all rounds; system
+//! calls per GiB are of the same thread.
 //!
 //! | pipe | 1 connection | 8 connections | 64 connections | calls at 8 |
 //! |---|---|---|---|---|
@@ -24,14 +25,15 @@
 //! | 1 MiB | 0.122 (0.090-0.142) | 0.071 (0.059-0.087) | 0.072 (0.065-0.092) | 2,600 |
 //! | copied, 256 KiB | 0.271 (0.123-0.351) | 0.263 (0.217-0.352) | 0.293 (0.220-0.317) | 8,300 |
 //!
-//! Throughput stood between 2.4 and 3.9 GiB/s throughout and differed by less than it swung between rounds: senders and
-//! receivers shared the two cores. CPU time of the whole process, 0.47 to 0.62, did not separate the sizes either: what a
-//! larger pipe saves the relay is worth a proxy's own CPU time, and no more than that was shown. A pipe of 8 KiB costs
-//! 0.324 (0.226-0.869), more than copying.
+//! Throughput stood between 2.4 and 3.9 GiB/s and differed by less than it swung between rounds, since senders and
+//! receivers shared the two cores; on the same machine at load 50 to 90, where all of it is noisier still, 32 and 64
+//! connections got 0.9 GiB/s through 256 KiB pipes and 0.6 through 1 MiB ones. CPU time of the whole process, 0.47 to 0.62
+//! per GiB, did not separate the sizes. So a larger pipe saves the relay's own CPU time, with few connections at no loss;
+//! more was not shown. A pipe of 8 KiB costs 0.324 (0.226-0.869), more than copying.
 //!
-//! Hence 1 MiB while few pipes are open, and 256 KiB beyond [`LARGE_TOTAL`], which bounds what stalled receivers can pin,
-//! and shares out the 64 MiB that a user without privilege may hold (`fs.pipe-user-pages-soft`). Past those the kernel
-//! makes pipes of two pages; [`Pipe::take`] then fails, so that its caller copies.
+//! Hence 1 MiB for the first sixteen pipes of a process, and 256 KiB for those beyond. This bounds what stalled receivers
+//! can pin, and shares out the 64 MiB that a user without privilege may hold (`fs.pipe-user-pages-soft`): 16 large and 192
+//! small pipes. Past those the kernel makes pipes of two pages; [`Pipe::take`] then fails, so that its caller copies.
 
 use std::cell::RefCell;
 use std::io;
@@ -41,14 +43,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::sys;
 
-/// Size asked for while all pipes together hold no more than [`LARGE_TOTAL`].
+/// Size asked for while all pipes together hold less than [`LARGE_TOTAL`].
 const LARGE: usize = 1024 * 1024;
 
 /// Size asked for beyond.
 const SMALL: usize = 256 * 1024;
 
 /// Capacity of all pipes together from which further ones are small.
-const LARGE_TOTAL: usize = 32 * LARGE;
+const LARGE_TOTAL: usize = 16 * LARGE;
 
 /// What a pipe must hold to be better than copying; each fresh one does while the user's quota lasts.
 const WORTH_IT: usize = 64 * 1024;
