@@ -31,7 +31,7 @@ pub struct TcpDial {
     pub bind_address_no_port: bool,
     /// Firewall mark (SO_MARK); needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// SO_REUSEADDR and SO_REUSEPORT. In sing-box 1.14 the key reaches only UDP sockets of a dialer.
+    /// SO_REUSEADDR and SO_REUSEPORT. The key of that name in sing-box's dial fields acts on UDP sockets alone.
     pub reuse_addr: bool,
     /// Sends the first written bytes within the handshake (TCP_FASTOPEN_CONNECT), where the kernel's settings allow it.
     ///
