@@ -1,1 +1,33 @@
-//! placeholder
+//! One folder per protocol, all listed in one table.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`table`] | [`TABLE`]: every protocol with the functions that build its inbound and its outbound |
+//! | [`fields`] | the listen and dial fields of the config, made ready; shared by all protocols |
+//! | [`users`] | names and passwords, compared in constant time |
+//! | [`socks`] | SOCKS 4, 4a and 5; the one to read first |
+//! | [`http`] | HTTP proxy: CONNECT and plain requests |
+//! | [`mixed`] | SOCKS and HTTP on one port |
+//! | [`direct`] | straight to the target |
+//! | [`block`] | nowhere |
+//! | [`uot`] | UDP over TCP, which several protocols carry |
+//!
+//! A protocol's folder has the parts that it needs of these: `codec.rs` (bytes to values and back, without I/O),
+//! `inbound.rs`, `outbound.rs`, `tests.rs`. Protocols do not import each other; `mixed` is the one that is made of two.
+
+#![forbid(unsafe_code)]
+
+pub mod block;
+pub mod direct;
+pub mod fields;
+mod handshake;
+pub mod http;
+pub mod mixed;
+pub mod socks;
+pub mod table;
+#[cfg(test)]
+mod testing;
+pub mod uot;
+pub mod users;
+
+pub use table::{BuildError, InboundCx, OutboundCx, Protocol, TABLE};

@@ -1,0 +1,242 @@
+//! One port to one target.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use culvert_core::listener::StreamInbound;
+use culvert_core::packet::{PacketBatch, PacketConn};
+use culvert_core::throttle::Throttle;
+use culvert_core::udp::{Associations, ClientPackets};
+use culvert_core::{
+    BoxStream, Dispatch, Handshake, Inbound, Incoming, Io, Network, ServeError, Session, SessionId,
+    StartError, StreamServer, Tag, UdpConn,
+};
+use culvert_os::socket::{UdpOptions, udp_socket};
+use culvert_wire::{BufChain, Host, Room, Target};
+use tokio::net::UdpSocket;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use crate::fields::listen::Listen;
+
+/// Most clients that can have an association at once.
+const ASSOCIATIONS: usize = 16 << 10;
+
+/// What replaces the parts of the address that a client connected to.
+#[derive(Clone)]
+pub(super) struct Override {
+    pub(super) host: Option<Host>,
+    pub(super) port: Option<u16>,
+}
+
+impl Override {
+    fn apply(&self, to: Target) -> Target {
+        Target { host: self.host.clone().unwrap_or(to.host), port: self.port.unwrap_or(to.port) }
+    }
+}
+
+/// The inbound: a TCP listener, a UDP socket, or both.
+pub(super) struct Listener {
+    tag: Tag,
+    streams: Option<StreamInbound>,
+    packets: Option<PacketListener>,
+}
+
+impl Listener {
+    pub(super) fn new(tag: Tag, listen: Listen, [tcp, udp]: [bool; 2], target: Override) -> Self {
+        let server = Arc::new(Server { target: target.clone() });
+        let streams = tcp.then(|| StreamInbound::new(tag.clone(), listen.address, listen.tcp, server));
+        let packets = udp.then(|| PacketListener {
+            tag: tag.clone(),
+            address: listen.address,
+            options: listen.udp,
+            udp_timeout: listen.udp_timeout,
+            target,
+            running: Mutex::new(None),
+        });
+        Self { tag, streams, packets }
+    }
+}
+
+#[async_trait]
+impl Inbound for Listener {
+    fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
+    async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
+        let mut port = None;
+        if let Some(streams) = &self.streams {
+            streams.start(dispatch).await?;
+            port = streams.local_addrs().first().map(SocketAddr::port);
+        }
+        let Some(packets) = &self.packets else { return Ok(()) };
+        let started = packets.start(dispatch, port);
+        if started.is_err() {
+            self.close().await;
+        }
+        started
+    }
+
+    fn local_addrs(&self) -> Vec<SocketAddr> {
+        let streams = self.streams.iter().flat_map(StreamInbound::local_addrs);
+        streams.chain(self.packets.as_ref().and_then(PacketListener::local_addr)).collect()
+    }
+
+    async fn close(&self) {
+        if let Some(streams) = &self.streams {
+            streams.close().await;
+        }
+        if let Some(packets) = &self.packets {
+            packets.close().await;
+        }
+    }
+
+    fn stream_server(&self) -> Option<Arc<dyn StreamServer>> {
+        self.streams.as_ref()?.stream_server()
+    }
+}
+
+struct Server {
+    target: Override,
+}
+
+#[async_trait]
+impl StreamServer for Server {
+    async fn serve(
+        &self,
+        conn: BoxStream,
+        session: Session,
+        _handshake: Handshake,
+        dispatch: &Dispatch,
+    ) -> Result<(), ServeError> {
+        let target = self.target.apply(session.target.clone());
+        let session = Session { target, ..session };
+        dispatch.submit(Incoming {
+            session,
+            io: Io::Stream(conn),
+            early: BufChain::new(),
+            reply: None,
+            udp_timeout: None,
+        });
+        Ok(())
+    }
+}
+
+/// One socket for all clients; each client address is an association.
+struct PacketListener {
+    tag: Tag,
+    address: SocketAddr,
+    options: UdpOptions,
+    udp_timeout: Option<Duration>,
+    target: Override,
+    running: Mutex<Option<(SocketAddr, JoinHandle<()>)>>,
+}
+
+impl PacketListener {
+    /// Where a free port was asked for, both halves of the inbound have the same: `port`, if the other has one already.
+    fn start(&self, dispatch: &Dispatch, port: Option<u16>) -> Result<(), StartError> {
+        let mut address = self.address;
+        address.set_port(port.unwrap_or(address.port()));
+        let socket = udp_socket(&self.options, address)
+            .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
+        let failed = |source| StartError::Io { tag: self.tag.clone(), phase: "listen for packets", source };
+        let socket = UdpSocket::from_std(socket).map_err(failed)?;
+        let local = socket.local_addr().map_err(failed)?;
+        info!("inbound/{}: udp server started at {local}", self.tag);
+        let serving = Serving {
+            tag: self.tag.clone(),
+            target: self.target.apply(local.into()),
+            udp_timeout: self.udp_timeout,
+            conn: UdpConn::new(socket),
+            associations: Associations::new(ASSOCIATIONS),
+            clean_at: CLEAN_AT,
+            dispatch: dispatch.clone(),
+        };
+        let task = tokio::spawn(serving.run());
+        *lock(&self.running) = Some((local, task));
+        Ok(())
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        lock(&self.running).as_ref().map(|(local, _)| *local)
+    }
+
+    async fn close(&self) {
+        let running = lock(&self.running).take();
+        if let Some((_, task)) = running {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Associations at which ended ones are first looked for.
+const CLEAN_AT: usize = 64;
+
+/// The task that receives for all clients.
+struct Serving {
+    tag: Tag,
+    target: Target,
+    udp_timeout: Option<Duration>,
+    conn: UdpConn,
+    associations: Associations<SocketAddr>,
+    /// When there are this many associations, those that have ended are forgotten.
+    clean_at: usize,
+    dispatch: Dispatch,
+}
+
+impl Serving {
+    /// Runs until it is dropped; no error of the socket ends it.
+    async fn run(mut self) {
+        let trouble = Throttle::new(Duration::from_secs(10));
+        let mut batch = PacketBatch::new();
+        loop {
+            let received = std::future::poll_fn(|cx| self.conn.poll_recv(cx, Room::NONE, &mut batch)).await;
+            if let Err(error) = received {
+                if let Some(more) = trouble.allow() {
+                    warn!(held_back = more, "inbound/{}: receive: {error}; trying again", self.tag);
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            while let Some(packet) = batch.pop() {
+                let Some(client) = packet.peer.socket_addr() else { continue };
+                self.deliver(client, culvert_core::Packet { peer: self.target.clone(), ..packet });
+            }
+        }
+    }
+
+    fn deliver(&mut self, client: SocketAddr, packet: culvert_core::Packet) {
+        let Some(queue) = self.associations.deliver(&client, packet) else { return };
+        if self.dispatch.is_full() {
+            return; // the queue is dropped, and the client's next packet tries again
+        }
+        let session = Session {
+            id: SessionId::next(),
+            network: Network::Udp,
+            inbound: self.tag.clone(),
+            user: None,
+            source: client,
+            target: self.target.clone(),
+            sniffed: None,
+        };
+        let packets = ClientPackets::new(queue, Arc::clone(self.conn.socket()), client);
+        self.dispatch.submit(Incoming {
+            session,
+            io: Io::Packets(Box::new(packets)),
+            early: BufChain::new(),
+            reply: None,
+            udp_timeout: self.udp_timeout,
+        });
+        if self.associations.len() >= self.clean_at {
+            self.associations.forget_ended();
+            self.clean_at = CLEAN_AT.max(self.associations.len() * 2);
+        }
+    }
+}

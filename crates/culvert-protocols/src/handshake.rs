@@ -1,0 +1,40 @@
+//! What the two sides of handshakes share: writing a message, and telling failures of a server as dial errors.
+
+use std::future::Future;
+use std::io;
+
+use culvert_core::{DialError, ServeError, StreamConn, timeouts};
+use tokio::io::AsyncWriteExt;
+
+/// Writes `message` so that it leaves at once.
+pub(crate) async fn send<C: StreamConn + ?Sized>(conn: &mut C, message: &[u8]) -> io::Result<()> {
+    conn.write_all(message).await?;
+    conn.flush().await
+}
+
+/// Gives an outbound's handshake with its server the time that it may take.
+pub(crate) async fn within_limit<T>(
+    phase: &'static str,
+    handshake: impl Future<Output = Result<T, DialError>>,
+) -> Result<T, DialError> {
+    let limit = timeouts::OUTBOUND_HANDSHAKE;
+    let result = tokio::time::timeout(limit, handshake).await;
+    result.unwrap_or(Err(DialError::Timeout { phase, limit }))
+}
+
+/// What a failed read of a server's message is to the one who dials.
+pub(crate) fn dial_error(phase: &'static str) -> impl Fn(ServeError) -> DialError {
+    move |error| {
+        let source = match error {
+            ServeError::Left => io::Error::new(io::ErrorKind::UnexpectedEof, "server closed the connection"),
+            ServeError::Io(error) => error,
+            other => io::Error::new(io::ErrorKind::InvalidData, other.to_string()),
+        };
+        DialError::Handshake { phase, source }
+    }
+}
+
+/// The same for a write.
+pub(crate) fn write_error(phase: &'static str) -> impl Fn(io::Error) -> DialError {
+    move |source| DialError::Handshake { phase, source }
+}

@@ -1,0 +1,154 @@
+//! The table of protocols. The program builds inbounds and outbounds by it, and the fuzz runner finds its targets in it.
+
+use std::sync::Arc;
+
+use culvert_config::KindOf;
+use culvert_config::options::dial::DialOptions;
+use culvert_config::options::inbound::InboundKind;
+use culvert_config::options::listen::ListenOptions;
+use culvert_config::options::outbound::OutboundKind;
+use culvert_core::{Dialer, Inbound, Outbound, Tag};
+use thiserror::Error;
+
+use crate::{block, direct, http, mixed, socks, uot};
+
+/// All protocols. Groups of outbounds are no protocols: the program makes them.
+pub const TABLE: &[&Protocol] = &[
+    &direct::PROTOCOL,
+    &block::PROTOCOL,
+    &socks::PROTOCOL,
+    &http::PROTOCOL,
+    &mixed::PROTOCOL,
+    &uot::PROTOCOL,
+];
+
+/// One protocol.
+pub struct Protocol {
+    /// Its `type` in the config.
+    pub name: &'static str,
+    /// Its inbound, if it has one.
+    pub inbound: Option<InboundEntry>,
+    /// Its outbound, if it has one.
+    pub outbound: Option<OutboundEntry>,
+    /// What to feed with random bytes: each function asserts what must hold.
+    pub fuzz: &'static [fn(&[u8])],
+}
+
+impl Protocol {
+    /// The protocol with this `type`.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Self> {
+        TABLE.iter().copied().find(|protocol| protocol.name == name)
+    }
+}
+
+/// How an inbound is built from its options.
+#[expect(clippy::type_complexity, reason = "said once, and plainer than a name for it")]
+pub struct InboundEntry {
+    /// Its listen fields, if it has them (`None` also for options of another type).
+    pub listen: fn(&InboundKind) -> Option<&ListenOptions>,
+    /// Builds it.
+    pub build: fn(&InboundKind, InboundCx) -> Result<Arc<dyn Inbound>, BuildError>,
+}
+
+/// How an outbound is built from its options.
+#[expect(clippy::type_complexity, reason = "as above")]
+pub struct OutboundEntry {
+    /// Its dial fields, if it has them (`None` also for options of another type); see [`crate::fields::dial::dialer`].
+    pub dial: fn(&OutboundKind) -> Option<&DialOptions>,
+    /// Builds it.
+    pub build: fn(&OutboundKind, OutboundCx) -> Result<Arc<dyn Outbound>, BuildError>,
+}
+
+/// What an inbound is given besides its options.
+pub struct InboundCx {
+    /// Its type and tag.
+    pub tag: Tag,
+}
+
+/// What an outbound is given besides its options.
+pub struct OutboundCx {
+    /// Its type and tag.
+    pub tag: Tag,
+    /// Its dial fields, made ready.
+    pub dialer: Dialer,
+}
+
+/// Why an object of the config cannot be built.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    /// The option or type is known but has no engine yet.
+    #[error("{feature} is not built yet")]
+    NotBuilt {
+        /// What it is, and whose.
+        feature: String,
+    },
+    /// An option's value can never work.
+    #[error("{option}: {reason}")]
+    Invalid {
+        /// The option.
+        option: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The options belong to another type.
+    #[error("options of type {found} given to {wanted}")]
+    Mismatch {
+        /// The type of the options.
+        found: &'static str,
+        /// The type that was to be built.
+        wanted: &'static str,
+    },
+}
+
+impl InboundCx {
+    /// The error for an option without an engine.
+    pub(crate) fn not_built(&self, option: &str) -> BuildError {
+        BuildError::NotBuilt { feature: format!("{option} for inbound/{}", self.tag.kind) }
+    }
+}
+
+impl OutboundCx {
+    /// The error for an option without an engine.
+    pub(crate) fn not_built(&self, option: &str) -> BuildError {
+        BuildError::NotBuilt { feature: format!("{option} for outbound/{}", self.tag.kind) }
+    }
+}
+
+/// Options from which an inbound is built.
+pub(crate) trait BuildInbound: KindOf<InboundKind> + 'static {
+    /// The listen fields among them.
+    fn listen(&self) -> Option<&ListenOptions>;
+
+    fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError>;
+}
+
+/// Options from which an outbound is built.
+pub(crate) trait BuildOutbound: KindOf<OutboundKind> + 'static {
+    /// The dial fields among them.
+    fn dial(&self) -> Option<&DialOptions>;
+
+    fn build(&self, cx: OutboundCx) -> Result<Arc<dyn Outbound>, BuildError>;
+}
+
+/// The table's entry for an inbound with options `O`.
+pub(crate) const fn inbound<O: BuildInbound>() -> Option<InboundEntry> {
+    Some(InboundEntry {
+        listen: |kind| O::of(kind).and_then(O::listen),
+        build: |kind, cx| match O::of(kind) {
+            Some(options) => options.build(cx),
+            None => Err(BuildError::Mismatch { found: kind.name(), wanted: cx.tag.kind }),
+        },
+    })
+}
+
+/// The table's entry for an outbound with options `O`.
+pub(crate) const fn outbound<O: BuildOutbound>() -> Option<OutboundEntry> {
+    Some(OutboundEntry {
+        dial: |kind| O::of(kind).and_then(O::dial),
+        build: |kind, cx| match O::of(kind) {
+            Some(options) => options.build(cx),
+            None => Err(BuildError::Mismatch { found: kind.name(), wanted: cx.tag.kind }),
+        },
+    })
+}

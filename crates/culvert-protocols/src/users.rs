@@ -1,0 +1,82 @@
+//! Names and passwords of an inbound, compared in constant time.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use culvert_config::options::users::LoginUser;
+use subtle::{Choice, ConstantTimeEq};
+
+/// Who may use an inbound. A name may have several passwords.
+#[derive(Default)]
+pub struct Users {
+    by_name: HashMap<Box<[u8]>, User>,
+}
+
+struct User {
+    name: Arc<str>,
+    passwords: Vec<Box<[u8]>>,
+}
+
+impl Users {
+    /// The users of a config; without any, nobody needs to log in.
+    #[must_use]
+    pub fn new(users: &[LoginUser]) -> Self {
+        let mut by_name: HashMap<Box<[u8]>, User> = HashMap::new();
+        for LoginUser { username, password } in users {
+            let user = by_name
+                .entry(username.as_bytes().into())
+                .or_insert_with(|| User { name: username.as_str().into(), passwords: vec![] });
+            user.passwords.push(password.as_bytes().into());
+        }
+        Self { by_name }
+    }
+
+    /// Whether everybody may use the inbound.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// The user's name as the config has it, if name and password fit. All passwords of a name are compared, and an
+    /// unknown name is compared with something too, so that the time taken does not tell how far a guess has come.
+    #[must_use]
+    pub fn check(&self, name: &[u8], password: &[u8]) -> Option<Arc<str>> {
+        let Some(user) = self.by_name.get(name) else {
+            std::hint::black_box(password.ct_eq(password));
+            return None;
+        };
+        let fits = user.passwords.iter().fold(Choice::from(0), |fits, known| fits | known.ct_eq(password));
+        bool::from(fits).then(|| Arc::clone(&user.name))
+    }
+}
+
+/// Shows how many there are: neither names nor passwords reach a log.
+impl fmt::Debug for Users {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Users({})", self.by_name.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use culvert_config::value::Secret;
+
+    use super::*;
+
+    #[test]
+    fn a_name_may_have_several_passwords() {
+        let user = |name: &str, password: &str| LoginUser {
+            username: name.to_owned(),
+            password: Secret(password.to_owned()),
+        };
+        let users = Users::new(&[user("a", "1"), user("a", "2"), user("b", "")]);
+        assert_eq!(users.check(b"a", b"1").as_deref(), Some("a"));
+        assert_eq!(users.check(b"a", b"2").as_deref(), Some("a"));
+        assert_eq!(users.check(b"b", b"").as_deref(), Some("b"));
+        for (name, password) in [("a", ""), ("a", "12"), ("b", "1"), ("c", "1"), ("A", "1"), ("", "")] {
+            assert_eq!(users.check(name.as_bytes(), password.as_bytes()), None, "{name}:{password}");
+        }
+        assert!(Users::new(&[]).is_empty());
+    }
+}
