@@ -86,6 +86,11 @@ impl Contender {
         }
     }
 
+    /// Whether it only shows what is possible.
+    pub(crate) fn is_reference(&self) -> bool {
+        matches!(self.part, Part::Floor(_) | Part::Nothing)
+    }
+
     fn client(&self) -> Option<&Program> {
         match &self.part {
             Part::Alone(client) | Part::Pair { client, .. } | Part::Floor(Some(client)) => Some(client),

@@ -1,7 +1,7 @@
 //! The command line: what was asked, and where its results go.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::programs::Program;
 use crate::results::Run;
 use crate::scenarios::{Context, connect, latency, matrix, startup, stress};
-use crate::{process, programs, protocols, relay, table};
+use crate::{process, programs, protocols, relay, report, table};
 
 /// Compare proxy cores: same load, same configuration files, rounds in turn.
 #[derive(Parser)]
@@ -36,6 +36,8 @@ enum Scenario {
     Startup(Startup),
     /// What the kernel costs: relays without a proxy around them, and no program at all
     Floor(Floor),
+    /// Join JSON results of several runs and versions into one HTML page
+    Report(Report),
     /// Be one of those relays
     #[command(hide = true)]
     Relay(Relay),
@@ -62,6 +64,9 @@ struct Common {
     /// Write the table as Markdown
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
+    /// Write a self-contained page with charts
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -154,6 +159,16 @@ struct Floor {
 }
 
 #[derive(Args)]
+struct Report {
+    /// Results written by --json, oldest first
+    #[arg(required = true, value_name = "FILE")]
+    results: Vec<PathBuf>,
+    /// Where the page goes instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args)]
 struct Relay {
     mode: relay::Mode,
     /// Always `run`: relays are started as the programs are
@@ -182,6 +197,7 @@ fn run(arguments: Arguments) -> Result<bool, Failure> {
         Scenario::Stress(arguments) => arguments.run(),
         Scenario::Startup(arguments) => arguments.run(),
         Scenario::Floor(arguments) => arguments.run(),
+        Scenario::Report(arguments) => arguments.run(),
         Scenario::Relay(arguments) => relay::run(arguments.mode, &arguments.config).map(|()| true),
     }
 }
@@ -280,6 +296,18 @@ impl Startup {
     }
 }
 
+impl Report {
+    fn run(&self) -> Result<bool, Failure> {
+        let runs = self.results.iter().map(|path| Run::read(path)).collect::<Result<Vec<_>, _>>()?;
+        let page = report::html(&runs);
+        match &self.output {
+            Some(path) => write(path, &page)?,
+            None => print(&page)?,
+        }
+        Ok(true)
+    }
+}
+
 impl Common {
     fn rounds(&self, quick: usize, full: usize) -> usize {
         self.rounds.map_or(if self.quick { quick } else { full }, usize::from)
@@ -312,7 +340,10 @@ impl Common {
             run.write(path)?;
         }
         if let Some(path) = &self.markdown {
-            std::fs::write(path, table::markdown(&run)).map_err(Failure::file("cannot write", path))?;
+            write(path, &table::markdown(&run))?;
+        }
+        if let Some(path) = &self.html {
+            write(path, &report::html(std::slice::from_ref(&run)))?;
         }
         Ok(!run.has_invalid())
     }
@@ -323,6 +354,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let value = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     let usable = Duration::try_from_secs_f64(value).ok().filter(|time| !time.is_zero());
     usable.ok_or_else(|| "no time to measure for".to_owned())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(Failure::file("cannot write", path))
 }
 
 fn print(text: &str) -> Result<(), Failure> {

@@ -26,6 +26,7 @@ mod programs;
 mod progress;
 mod protocols;
 mod relay;
+mod report;
 mod requests;
 mod results;
 mod scenarios;

@@ -49,8 +49,11 @@ impl Plan<'_> {
         for protocol in self.protocols {
             note_configs(run, protocol);
             let contenders = contenders(protocol);
-            let entries: Vec<Entry> =
-                contenders.iter().map(|contender| Entry::new(&contender.name)).collect();
+            let entry = |contender: &&Contender| Entry {
+                reference: contender.is_reference(),
+                ..Entry::new(&contender.name)
+            };
+            let entries: Vec<Entry> = contenders.iter().map(entry).collect();
             let mut parts = vec![entries; self.parts.len()];
             for round in 0..self.rounds {
                 for index in round_order(contenders.len(), round) {

@@ -103,6 +103,9 @@ pub(crate) struct Row {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Entry {
     pub(crate) contender: String,
+    /// Whether it only shows what is possible, and so neither wins nor loses.
+    #[serde(default)]
+    pub(crate) reference: bool,
     /// Values by metric key, one per round, in the order of the rounds.
     pub(crate) samples: BTreeMap<String, Vec<f64>>,
     /// Why the numbers must not be used. Nothing is shown but this when it is set.
@@ -111,7 +114,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub(crate) fn new(contender: &str) -> Self {
-        Self { contender: contender.to_owned(), samples: BTreeMap::new(), invalid: None }
+        Self { contender: contender.to_owned(), reference: false, samples: BTreeMap::new(), invalid: None }
     }
 
     /// Adds one round.
