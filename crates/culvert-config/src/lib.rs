@@ -33,6 +33,7 @@ mod json;
 mod load;
 mod nearest;
 pub mod options;
+mod pem;
 mod schema;
 mod source;
 mod table;

@@ -57,7 +57,8 @@ impl Schema {
             properties.extend(common.iter().map(|(key, node)| Entry::new(*key, node.clone())));
             properties.extend(schema_properties(kind.table(), self));
             let description = describe(kind.table().doc());
-            Self::object(properties, description, [key])
+            let implied = K::HAS_DEFAULT && kind.name() == K::default().name();
+            Self::object(properties, description, (!implied).then_some(key))
         }))
     }
 

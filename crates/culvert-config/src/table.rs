@@ -201,6 +201,8 @@ pub(crate) trait Kind: Default {
     const NOUN: &'static str;
     /// The name spaces its tag belongs to; the first one owns references inside it.
     const SPACES: &'static [Space];
+    /// Whether the default kind is meant where no name is given.
+    const HAS_DEFAULT: bool;
     /// Every known name with the table it stands for, in the order of the schema.
     fn all() -> Vec<Self>;
     /// The empty table of that name.
@@ -217,6 +219,12 @@ pub trait KindOf<K>: Sized {
     fn of(kind: &K) -> Option<&Self>;
 }
 
+/// `"type": "name"`, unless that kind is meant anyway.
+pub(crate) fn encode_kind<K: Kind>(kind: &K, key: &str) -> Option<Entry> {
+    let implied = K::HAS_DEFAULT && kind.name() == K::default().name();
+    (!implied).then(|| Entry::new(key, Node::string(kind.name())))
+}
+
 /// Finds the kind that `key` of an object names. Reports a missing or unknown name.
 pub(crate) fn kind_of<K: Kind>(node: &Node, key: &str, cx: &mut Cx<'_>) -> Option<K> {
     let noun = K::NOUN;
@@ -224,7 +232,10 @@ pub(crate) fn kind_of<K: Kind>(node: &Node, key: &str, cx: &mut Cx<'_>) -> Optio
         cx.expected("an object", node);
         return None;
     }
-    let Some(name) = node.get(key) else {
+    let Some(name) = node.get(key).filter(|name| !K::HAS_DEFAULT || name.as_str() != Some("")) else {
+        if K::HAS_DEFAULT {
+            return Some(K::default());
+        }
         cx.error(node.place, format!("this {noun} has no `{key}`"));
         return None;
     };
@@ -289,7 +300,7 @@ impl<K: Kind> OptionValue for Tagged<K> {
     }
 
     fn encode(&self) -> Node {
-        let mut entries = vec![Entry::new("type", Node::string(self.kind.name()))];
+        let mut entries: Vec<Entry> = encode_kind(&self.kind, "type").into_iter().collect();
         if !self.tag.is_empty() {
             entries.push(Entry::new("tag", Node::string(&*self.tag)));
         }
@@ -416,11 +427,12 @@ macro_rules! field_check {
 }
 
 /// Defines an enum over option structs: `kinds! { pub enum InboundKind: "inbound" in [Inbound] { .. } }`, where each
-/// line reads `Mixed(MixedInbound) = "mixed"`. The first line is the default, which no loaded file ever shows.
+/// line reads `Mixed(MixedInbound) = "mixed"`. The first line is the default value; with `in [..], default` it is also
+/// what an object without a name means.
 macro_rules! kinds {
     (
         $(#[doc = $enum_doc:literal])*
-        pub enum $name:ident : $noun:literal in [$($space:ident),*] {
+        pub enum $name:ident : $noun:literal in [$($space:ident),*] $(, $default:ident)? {
             $( $(#[doc = $doc:literal])* $variant:ident($table:ty) = $key:literal ),* $(,)?
         }
     ) => {
@@ -448,6 +460,7 @@ macro_rules! kinds {
         impl $crate::table::Kind for $name {
             const NOUN: &'static str = $noun;
             const SPACES: &'static [$crate::cx::Space] = &[$($crate::cx::Space::$space),*];
+            const HAS_DEFAULT: bool = !matches!(stringify!($($default)?).as_bytes(), b"");
 
             fn all() -> Vec<Self> {
                 vec![$( Self::$variant(Box::default()), )*]

@@ -1,10 +1,13 @@
 //! The options of a configuration as plain structs, section by section. Names are those of the JSON keys.
 
+pub mod certificate;
 pub mod dial;
 pub mod dns;
 pub mod inbound;
 pub mod listen;
 pub mod log;
+pub mod namespace;
+pub mod ntp;
 pub mod outbound;
 pub mod root;
 pub mod route;

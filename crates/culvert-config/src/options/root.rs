@@ -1,8 +1,11 @@
 //! The document itself: its sections.
 
+use super::certificate::CertificateOptions;
 use super::dns::DnsOptions;
 use super::inbound::InboundKind;
 use super::log::LogOptions;
+use super::namespace::NamespaceKind;
+use super::ntp::NtpOptions;
 use super::outbound::OutboundKind;
 use super::route::RouteOptions;
 use crate::table::{Tagged, options};
@@ -16,6 +19,12 @@ options! {
         log: LogOptions,
         /// How names are resolved, and what DNS clients are told.
         dns: DnsOptions,
+        /// Where the time comes from.
+        ntp: NtpOptions,
+        /// Which authorities are trusted.
+        certificate: CertificateOptions,
+        /// Network namespaces to refer to by tag (Linux).
+        network_namespaces: Vec<Tagged<NamespaceKind>>,
         /// Where connections come in.
         inbounds: Vec<Tagged<InboundKind>>,
         /// Where connections go out.

@@ -19,7 +19,7 @@ pub struct RuleSet {
 
 kinds! {
     /// Where the rules of a rule-set come from.
-    pub enum RuleSetKind: "rule-set" in [] {
+    pub enum RuleSetKind: "rule-set" in [], default {
         /// From the configuration itself.
         Inline(InlineRuleSet) = "inline",
         /// From a file.
@@ -58,6 +58,7 @@ options! {
         /// Time between fetches; one day when absent.
         update_interval: Dur,
     }
+    check = RemoteRuleSet::check_detour;
 }
 
 choices! {
@@ -158,6 +159,16 @@ impl InlineRuleSet {
     }
 }
 
+impl RemoteRuleSet {
+    fn check_detour(&self, node: &Node, cx: &mut Cx<'_>) {
+        if let Some(detour) = self.download_detour.get() {
+            let message =
+                format!("`download_detour` is old; write `\"http_client\": {{\"detour\": \"{detour}\"}}`");
+            cx.warn(node.place_of("download_detour"), message);
+        }
+    }
+}
+
 impl RuleSetFormat {
     /// The form that the end of a path or URL tells.
     #[must_use]
@@ -167,6 +178,19 @@ impl RuleSetFormat {
             "json" => Some(Self::Source),
             "srs" => Some(Self::Binary),
             _ => None,
+        }
+    }
+}
+
+impl RuleSetKind {
+    fn take_format_from_path(&mut self) {
+        let (format, location) = match self {
+            Self::Inline(_) => return,
+            Self::Local(local) => (&mut local.format, &local.path),
+            Self::Remote(remote) => (&mut remote.format, &remote.url),
+        };
+        if *format == RuleSetFormat::Unset {
+            *format = RuleSetFormat::of_path(location).unwrap_or_default();
         }
     }
 }
@@ -195,7 +219,7 @@ impl RuleSet {
             let message = format!("with several tags `{key}` needs `{{tag}}` where they differ");
             cx.error(node.place_of(key), message);
         }
-        if format == RuleSetFormat::Unset && RuleSetFormat::of_path(location).is_none() {
+        if format == RuleSetFormat::Unset {
             let message = format!("`format` is missing, and `{key}` does not end in .json or .srs");
             cx.error(node.place, message);
         }
@@ -205,8 +229,7 @@ impl RuleSet {
 impl OptionValue for RuleSet {
     fn decode(&mut self, node: &Node, cx: &mut Cx<'_>) {
         let errors = cx.report.errors();
-        let inline = node.get("type").is_none_or(|name| name.as_str() == Some(""));
-        let kind = if inline { Some(RuleSetKind::default()) } else { table::kind_of(node, "type", cx) };
+        let kind = table::kind_of::<RuleSetKind>(node, "type", cx);
         if let Some(tag) = node.get("tag") {
             self.tags.decode(tag, cx);
         }
@@ -223,6 +246,7 @@ impl OptionValue for RuleSet {
             let table = self.kind.table_mut();
             let keys = Keys { elsewhere: &["type", "tag"], unknown: UnknownKeys::Refuse, exact: true };
             table::decode_with(table, keys, node, cx);
+            self.kind.take_format_from_path();
             if cx.report.errors() == errors {
                 self.check(node, cx);
             }
@@ -231,10 +255,7 @@ impl OptionValue for RuleSet {
 
     /// `inline` is not written, nor a format that the path tells.
     fn encode(&self) -> Node {
-        let mut entries = Vec::new();
-        if !matches!(self.kind, RuleSetKind::Inline(_)) {
-            entries.push(Entry::new("type", Node::string(self.kind.name())));
-        }
+        let mut entries: Vec<Entry> = table::encode_kind(&self.kind, "type").into_iter().collect();
         entries.push(Entry::new("tag", self.tags.encode()));
         entries.extend(table::encode_fields(self.kind.table()));
         if let Some((_, location, format)) = self.location()
