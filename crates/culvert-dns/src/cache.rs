@@ -1,0 +1,173 @@
+//! Replies kept for as long as their TTLs allow, and no more of them than was said.
+//!
+//! One cache belongs to one server; within it the [key](Query::key) of the question tells entries apart. An entry is the
+//! reply as it came: whoever reads it gets the same bytes and the number of seconds to take off.
+//!
+//! Room is made by second chance: a hand goes round the entries, spares each that was read since it last came by, and
+//! takes the first that was not. Reading an entry thereby costs one flag, and no list is kept in order.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::message::{Answer, Query, Reply, Ttl};
+
+/// Fewest entries a cache may be limited to; smaller limits count as none was given (sing-box 1.14.4).
+pub const CAPACITY: usize = 1024;
+/// Bytes of replies per entry of the capacity, on average: a cache of 1024 entries keeps at most 2 MiB.
+const BYTES_PER_ENTRY: usize = 2 << 10;
+/// TTL shown for a reply that is past its time: RFC 8767 section 4.
+const STALE_TTL: u32 = 30;
+
+/// How a cache keeps replies.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct CacheOptions {
+    /// Most entries.
+    pub capacity: usize,
+    /// Replies are good for ever (`disable_expire`).
+    pub disable_expire: bool,
+    /// How long past its time a reply may still be served while it is fetched again (`optimistic`).
+    pub optimistic: Option<Duration>,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        Self { capacity: CAPACITY, disable_expire: false, optimistic: None }
+    }
+}
+
+/// What the cache had.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// A reply within its time.
+    Fresh(Answer),
+    /// A reply past its time, to be served once more and fetched again.
+    Stale(Answer),
+}
+
+/// The replies of one server.
+#[derive(Debug)]
+pub struct Cache {
+    options: CacheOptions,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    index: HashMap<Arc<[u8]>, usize>,
+    slots: Vec<Slot>,
+    hand: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    key: Arc<[u8]>,
+    reply: Arc<Reply>,
+    stored: Instant,
+    read: bool,
+}
+
+impl Cache {
+    /// An empty cache; takes no memory yet.
+    #[must_use]
+    pub fn new(options: CacheOptions) -> Self {
+        let options = CacheOptions { capacity: options.capacity.max(CAPACITY), ..options };
+        Self { options, entries: Mutex::default() }
+    }
+
+    /// The reply to `query` as of `now`.
+    pub fn find(&self, query: &Query, now: Instant) -> Option<Found> {
+        let mut entries = self.lock();
+        let at = *entries.index.get(&**query.key())?;
+        let slot = &mut entries.slots[at];
+        slot.read = true;
+        let age = now.saturating_duration_since(slot.stored);
+        let reply = Arc::clone(&slot.reply);
+        let life = Duration::from_secs(reply.lifetime().into());
+        if age < life {
+            // Below the lifetime, so it fits.
+            return Some(Found::Fresh(Answer { reply, ttl: Ttl::Aged(age.as_secs() as u32) }));
+        }
+        if self.options.disable_expire {
+            return Some(Found::Fresh(Answer { reply, ttl: Ttl::Fresh }));
+        }
+        if self.options.optimistic.is_some_and(|grace| age < life + grace) {
+            return Some(Found::Stale(Answer { reply, ttl: Ttl::Fixed(STALE_TTL) }));
+        }
+        entries.remove(at);
+        None
+    }
+
+    /// Keeps `reply`, if it may be kept at all, in place of an older one.
+    pub fn keep(&self, query: &Query, reply: &Arc<Reply>, now: Instant) {
+        let budget = self.options.capacity * BYTES_PER_ENTRY;
+        let size = cost(query.key(), reply);
+        if reply.lifetime() == 0 || size > budget / 16 {
+            return;
+        }
+        let mut entries = self.lock();
+        if let Some(at) = entries.index.get(&**query.key()).copied() {
+            entries.remove(at);
+        }
+        while entries.slots.len() >= self.options.capacity || entries.bytes + size > budget {
+            entries.evict();
+        }
+        let key = Arc::clone(query.key());
+        let at = entries.slots.len();
+        entries.index.insert(Arc::clone(&key), at);
+        entries.slots.push(Slot { key, reply: Arc::clone(reply), stored: now, read: false });
+        entries.bytes += size;
+    }
+
+    /// How many replies are kept, those past their time included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().slots.len()
+    }
+
+    /// Whether none is kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets everything.
+    pub fn clear(&self) {
+        *self.lock() = Entries::default();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    /// Takes out one entry that was not read lately; there must be one.
+    fn evict(&mut self) {
+        loop {
+            self.hand = if self.hand + 1 < self.slots.len() { self.hand + 1 } else { 0 };
+            let slot = &mut self.slots[self.hand];
+            if !std::mem::take(&mut slot.read) {
+                break;
+            }
+        }
+        self.remove(self.hand);
+    }
+
+    fn remove(&mut self, at: usize) {
+        let slot = self.slots.swap_remove(at);
+        self.index.remove(&slot.key);
+        self.bytes -= cost(&slot.key, &slot.reply);
+        if let Some(moved) = self.slots.get(at) {
+            self.index.insert(Arc::clone(&moved.key), at);
+        }
+    }
+}
+
+/// What an entry takes, roughly.
+fn cost(key: &[u8], reply: &Reply) -> usize {
+    key.len() + reply.as_bytes().len() + 128
+}
