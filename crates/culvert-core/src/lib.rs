@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`session`] | [`Session`]: the facts about one proxied connection |
 //! | [`conn`] | [`StreamConn`]: a byte stream between two hops, with the fast paths the relay looks for |
+//! | [`duplex`] | a stream in memory |
 //! | [`packet`] | [`PacketConn`] and [`PacketBatch`]: datagrams, many at a time |
 //! | [`tcp`], [`udp`] | the two over kernel sockets |
 //! | [`inbound`], [`listener`] | what serves clients, and the listener that most inbounds share |
@@ -27,6 +28,7 @@ pub mod chain;
 pub mod conn;
 pub mod dialer;
 pub mod dispatch;
+pub mod duplex;
 pub mod flow;
 pub mod handshake;
 pub mod inbound;
