@@ -3,6 +3,7 @@
 use crate::cx::Cx;
 use crate::diagnostics::Diagnostics;
 use crate::json::{self, Entry, Node, Value};
+use crate::legacy::migrate;
 use crate::load::decode;
 use crate::source::{Document, Source};
 use crate::value::OptionValue;
@@ -14,6 +15,7 @@ use crate::value::OptionValue;
 pub fn format(source: &Source) -> Result<String, Diagnostics> {
     let mut document = Document::read(source, 0).map_err(|error| Diagnostics::from(vec![error]))?;
     let mut cx = Cx::decoding();
+    migrate(&mut document.root, &mut cx.report);
     let options = decode(&document.root, &mut cx);
     if cx.report.errors() > 0 {
         cx.report.forget_warnings();

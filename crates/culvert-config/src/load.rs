@@ -4,6 +4,7 @@ use crate::check::check;
 use crate::cx::{Cx, Files, SystemFiles};
 use crate::diagnostics::{Diagnostic, Diagnostics};
 use crate::json::{self, Node, Value};
+use crate::legacy::migrate;
 use crate::options::Options;
 use crate::schema::Schema;
 use crate::source::{Document, Source};
@@ -33,7 +34,8 @@ pub fn load(sources: &[Source]) -> Result<Loaded, Diagnostics> {
 pub fn load_with(sources: &[Source], files: &dyn Files) -> Result<Loaded, Diagnostics> {
     let documents = read(sources)?;
     let mut cx = Cx::checking(files);
-    let root = documents.first().map(|document| document.root.clone()).unwrap_or_default();
+    let mut root = documents.first().map(|document| document.root.clone()).unwrap_or_default();
+    migrate(&mut root, &mut cx.report);
     let mut options = decode(&root, &mut cx);
     options.name_untagged();
     check(&options, &root, &mut cx);

@@ -7,7 +7,7 @@ mod read;
 mod write;
 
 pub(crate) use read::{SyntaxError, read};
-pub(crate) use write::write;
+pub(crate) use write::{write, write_line};
 
 /// Where something stands: which of the loaded files, and at which byte of it.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -91,24 +91,34 @@ impl Node {
         Value::Object(entries.into_iter().map(|(key, node)| Entry::new(key, node)).collect()).into()
     }
 
-    /// The same value, said to stand at `place` together with everything below it.
+    /// The same value, said to stand at `place` together with everything below it that was not read from a file.
     pub(crate) fn at(mut self, place: Place) -> Self {
         self.place = place;
-        match &mut self.value {
-            Value::Array(items) => {
-                for item in items {
-                    *item = std::mem::take(item).at(place);
-                }
+        self.place_children();
+        self
+    }
+
+    fn place_children(&mut self) {
+        let own = self.place;
+        let settle = |node: &mut Self| {
+            // Only the root of the first file stands at the default place, and that is nobody's child.
+            if node.place == Place::default() {
+                node.place = own;
             }
+            node.place_children();
+        };
+        match &mut self.value {
+            Value::Array(items) => items.iter_mut().for_each(settle),
             Value::Object(entries) => {
                 for entry in entries {
-                    entry.key_place = place;
-                    entry.node = std::mem::take(&mut entry.node).at(place);
+                    if entry.key_place == Place::default() {
+                        entry.key_place = own;
+                    }
+                    settle(&mut entry.node);
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
-        self
     }
 
     pub(crate) const fn is_null(&self) -> bool {
@@ -182,6 +192,43 @@ impl Node {
             last = Some(entry);
         }
         last
+    }
+
+    /// Puts `node` under `key`, in place of what was there.
+    pub(crate) fn set(&mut self, key: &str, node: Self) {
+        let place = self.place;
+        let Some(entries) = self.as_object_mut() else { return };
+        match entries.iter_mut().rfind(|entry| entry.key == key) {
+            Some(entry) => entry.node = node,
+            None => entries.push(Entry { key: key.to_owned(), key_place: place, node }),
+        }
+    }
+
+    /// The items of a list, or the value itself where a single one may stand for a list.
+    pub(crate) fn items(&self) -> &[Self] {
+        match &self.value {
+            Value::Null => &[],
+            Value::Array(items) => items,
+            _ => std::slice::from_ref(self),
+        }
+    }
+
+    /// The texts under `key`, where one text may stand for a list.
+    pub(crate) fn texts(&self, key: &str) -> Vec<String> {
+        let items = self.get(key).map_or(&[][..], Self::items);
+        items.iter().filter_map(Self::as_str).map(str::to_owned).collect()
+    }
+
+    /// Whether sing-box takes the value for "not set".
+    pub(crate) fn is_zero(&self) -> bool {
+        match &self.value {
+            Value::Null => true,
+            Value::Bool(value) => !value,
+            Value::Number(text) => text.parse() == Ok(0.0),
+            Value::String(text) => text.is_empty(),
+            Value::Array(items) => items.is_empty(),
+            Value::Object(entries) => entries.is_empty(),
+        }
     }
 
     /// The value under `key` in an object, made by `default` at the object's place if there is none.

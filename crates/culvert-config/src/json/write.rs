@@ -18,6 +18,23 @@ pub(crate) fn write(root: &Node) -> String {
     out
 }
 
+/// Writes a value on one line, without comments, as messages show it.
+pub(crate) fn write_line(node: &Node) -> String {
+    match &node.value {
+        Value::Array(items) => format!("[{}]", items.iter().map(write_line).collect::<Vec<_>>().join(", ")),
+        Value::Object(entries) => {
+            let entries =
+                entries.iter().map(|entry| format!("\"{}\": {}", entry.key, write_line(&entry.node)));
+            format!("{{{}}}", entries.collect::<Vec<_>>().join(", "))
+        }
+        _ => {
+            let mut out = String::new();
+            write_value(&mut out, node, 0);
+            out
+        }
+    }
+}
+
 fn write_value(out: &mut String, node: &Node, depth: usize) {
     match &node.value {
         Value::Null => out.push_str("null"),

@@ -2,9 +2,8 @@
 
 use crate::cx::Cx;
 use crate::json::{Node, Place};
-use crate::pem;
 use crate::table::options;
-use crate::value::{List, choices};
+use crate::value::{List, Pem, PemSection, choices};
 
 options! {
     /// Which authorities are trusted.
@@ -12,7 +11,7 @@ options! {
         /// The authorities to begin with.
         store: CertificateStore,
         /// Further authorities in PEM, as one text or as lines.
-        certificate: List<String>,
+        certificate: Pem,
         /// Files with further authorities, reloaded when they change.
         certificate_path: List<String>,
         /// Directories with further authorities, reloaded when they change; they may be missing.
@@ -39,18 +38,18 @@ choices! {
 impl CertificateOptions {
     fn check_certificates(&self, node: &Node, cx: &mut Cx<'_>) {
         if !self.certificate.is_empty() {
-            check_pem(self.certificate.join("\n").as_bytes(), node.place_of("certificate"), cx);
+            check_pem(&self.certificate.text(), node.place_of("certificate"), cx);
         }
         for path in &self.certificate_path {
             if let Some(content) = cx.read_file(node.place_of("certificate_path"), path) {
-                check_pem(&content, node.place_of("certificate_path"), cx);
+                check_pem(&String::from_utf8_lossy(&content), node.place_of("certificate_path"), cx);
             }
         }
     }
 }
 
-fn check_pem(text: &[u8], place: Place, cx: &mut Cx<'_>) {
-    if !pem::blocks(text).iter().any(|block| block.label == "CERTIFICATE") {
+fn check_pem(text: &str, place: Place, cx: &mut Cx<'_>) {
+    if !PemSection::all(text).iter().any(|section| section.label == "CERTIFICATE") {
         cx.error(place, "no certificate in PEM form found");
     }
 }

@@ -164,7 +164,7 @@ options! {
         /// Host names of the source device.
         source_hostname: List<String>,
         /// Outbounds that claim the destination.
-        preferred_by: List<String>,
+        preferred_by: List<LooseOutboundTag>,
         /// Rule-sets.
         rule_set: List<RuleSetTag>,
         /// Tests the addresses of the rule-sets against the source.
@@ -295,6 +295,8 @@ options! {
         sniffer: List<Sniffer>,
         /// How long to wait for the first bytes; 300ms when absent.
         timeout: Dur,
+        /// Dials the domain found in place of the address asked for. Only old inbound options lead to this.
+        override_destination: bool [hidden],
     }
 
     /// Resolves the domain of the destination.

@@ -9,8 +9,8 @@ use crate::options::rule::{Match, RejectMethod, check_no_empty_item};
 use crate::schema::Schema;
 use crate::table::{kinds, options};
 use crate::value::{
-    Cidr, Dur, List, LooseDnsServerTag, LooseInboundTag, Map, OptionValue, Pattern, PortRange, RuleSetTag,
-    Subnet,
+    Cidr, Dur, List, LooseDnsServerTag, LooseInboundTag, LooseOutboundTag, Map, OptionValue, Pattern,
+    PortRange, RuleSetTag, Subnet,
 };
 
 options! {
@@ -89,7 +89,7 @@ options! {
         /// Host names of the source device.
         source_hostname: List<String>,
         /// Outbounds that claim the name.
-        preferred_by: List<String>,
+        preferred_by: List<LooseOutboundTag>,
         /// Rule-sets.
         rule_set: List<RuleSetTag>,
         /// Tests the addresses of the rule-sets against the source.
