@@ -409,7 +409,7 @@ fn port_ranges(field: &'static str, list: &[String]) -> Result<Box<[(u16, u16)]>
 ///
 /// # Errors
 /// In the words of sing-box.
-pub(crate) fn parse_port_range(text: &str) -> Result<(u16, u16), String> {
+fn parse_port_range(text: &str) -> Result<(u16, u16), String> {
     let (first, last) = text.split_once(':').ok_or_else(|| format!("bad port range: {text}"))?;
     let end = |digits: &str, default: u16| {
         if digits.is_empty() {

@@ -10,7 +10,7 @@ use crate::ip::Prefix;
 #[derive(Clone, Copy, Default)]
 pub struct Facts<'a> {
     /// TCP, UDP or ICMP.
-    pub network: Network,
+    pub network: Option<Network>,
     /// Tag of the inbound.
     pub inbound: &'a str,
     /// 4 for a question of type A, 6 for AAAA. A connection needs none: its destination address says it.
@@ -55,10 +55,9 @@ pub struct Facts<'a> {
 }
 
 /// Transport of a connection.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Network {
     /// A stream.
-    #[default]
     Tcp,
     /// Datagrams.
     Udp,

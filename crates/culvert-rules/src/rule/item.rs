@@ -3,7 +3,7 @@
 use std::{fmt, net::IpAddr};
 
 use super::{
-    facts::{Facts, Interface, IpVersion, NetworkType, Process, Response, Section},
+    facts::{Facts, Interface, IpVersion, Network, NetworkType, Process, Response, Section},
     options::MatchResponse,
 };
 use crate::{
@@ -140,7 +140,7 @@ impl Test {
                 .and_then(|query| query.client_subnet)
                 .is_some_and(|subnet| set.contains(subnet.addr())),
             Self::QueryDnssec => facts.query.is_some_and(|query| query.dnssec),
-            Self::Network(names) => names.contains(facts.network.as_str()),
+            Self::Network(names) => names.contains(facts.network.map_or("", Network::as_str)),
             // A rule that lists "" means connections without the thing, as in sing-box.
             Self::AuthUser(names) => names.contains(facts.user.unwrap_or_default()),
             Self::Protocol(names) => names.contains(facts.protocol.unwrap_or_default()),

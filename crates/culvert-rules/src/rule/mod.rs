@@ -25,6 +25,7 @@ mod options;
 pub mod query_type;
 
 pub use build::RuleError;
+pub(crate) use build::ip_set;
 pub use explain::{Event, Visitor};
 pub use facts::{
     Environment, Facts, Interface, IpVersion, Network, NetworkType, Preferences, Process, Query, Response,

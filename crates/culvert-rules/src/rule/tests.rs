@@ -221,7 +221,7 @@ fn every_other_item_matches_and_fails() {
     }
     let query = Query { kind: 65, dnssec: true, client_subnet: Some(prefix("203.0.113.0/24")) };
     let facts = Facts {
-        network: Network::Udp,
+        network: Some(Network::Udp),
         inbound: "tun",
         ip_version: None,
         user: Some("ann"),
@@ -649,7 +649,8 @@ mod naive {
 
     fn others(rule: &DefaultRule, facts: &Facts<'_>) -> bool {
         (rule.inbound.is_empty() || rule.inbound.iter().any(|it| it == facts.inbound))
-            && (rule.network.is_empty() || rule.network.iter().any(|it| it == facts.network.as_str()))
+            && (rule.network.is_empty()
+                || facts.network.is_some_and(|network| rule.network.iter().any(|it| it == network.as_str())))
     }
 
     /// For each group the results of all values in it.
@@ -720,7 +721,7 @@ fn random_rules_get_the_verdict_of_the_text() {
             let domain = names[dice.below(names.len())];
             let destination = addresses[dice.below(addresses.len())];
             let facts = Facts {
-                network: [Network::Tcp, Network::Udp][dice.below(2)],
+                network: [None, Some(Network::Tcp), Some(Network::Udp)][dice.below(3)],
                 inbound: ["in1", "in3"][dice.below(2)],
                 domain,
                 destination,
