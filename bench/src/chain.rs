@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::identity::Identity;
 use crate::process::Process;
 use crate::procfs::{CpuSample, Memory};
 use crate::programs::Program;
@@ -148,7 +149,8 @@ impl Chain {
         contender: &Contender,
         target: SocketAddr,
     ) -> Result<Self, Failure> {
-        let setup = Setup { entry_port: free_port()?, server_port: free_port()?, target };
+        let identity = Identity::create(folder)?;
+        let setup = Setup { entry_port: free_port()?, server_port: free_port()?, target, identity };
         let write = |end: &str, config: &Value| {
             let file = folder.join(format!("{end}.json"));
             fs::write(&file, format!("{config:#}\n")).map_err(Failure::file("cannot write", &file))?;

@@ -234,9 +234,9 @@ impl Bulk {
             cross: false,
             floor: true,
             streams: self.streams.into(),
-            rounds: common.rounds(4, 8),
-            warm_up: common.time(None, 300, 500),
-            window: common.time(self.time, 1000, 2000),
+            rounds: common.rounds(3, 8),
+            warm_up: common.time(None, 200, 500),
+            window: common.time(self.time, 500, 2000),
         }
     }
 }

@@ -17,6 +17,7 @@ mod bulk;
 mod chain;
 mod cli;
 mod failure;
+mod identity;
 mod machine;
 mod objects;
 mod plan;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::chain::Contender;
 use crate::failure::Failure;
+use crate::identity::Identity;
 use crate::progress::Progress;
 use crate::protocols::{Protocol, Setup};
 use crate::results::{Entry, Row, Run};
@@ -97,7 +98,8 @@ impl Plan<'_> {
 /// Keeps the configurations with example ports.
 fn note_configs(run: &mut Run, protocol: &Protocol) {
     let target = SocketAddr::from((Ipv4Addr::LOCALHOST, 9000));
-    let setup = Setup { entry_port: 1080, server_port: 8443, target };
+    let identity = Identity::example(Path::new("/tmp/culvert-bench"));
+    let setup = Setup { entry_port: 1080, server_port: 8443, target, identity };
     run.configs.insert(format!("{}/client", protocol.name), protocol.client_config(&setup));
     if let Some(server) = protocol.server_config(&setup) {
         run.configs.insert(format!("{}/server", protocol.name), server);

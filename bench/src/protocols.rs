@@ -12,6 +12,18 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::identity::{Identity, SERVER_NAME};
+
+/// A Shadowsocks entry: only method and password differ.
+macro_rules! shadowsocks {
+    ($name:literal, $method:literal, $password:expr) => {
+        two(
+            $name,
+            |_| json!({ "type": "shadowsocks", "method": $method, "password": $password }),
+            |_| json!({ "type": "shadowsocks", "method": $method, "password": $password }),
+        )
+    };
+}
 
 /// What an entry may put into its configuration.
 #[derive(Clone, Debug)]
@@ -22,6 +34,8 @@ pub(crate) struct Setup {
     pub(crate) server_port: u16,
     /// The load generator's own server.
     pub(crate) target: SocketAddr,
+    /// What TLS servers show and clients trust.
+    pub(crate) identity: Identity,
 }
 
 /// How the load generator talks to the entry port.
@@ -34,13 +48,15 @@ pub(crate) enum Entry {
 }
 
 /// The programs an entry needs.
-pub(crate) enum Ends {
+enum Ends {
     /// One program with this inbound and a direct outbound.
-    One { inbound: fn(&Setup) -> Value },
+    One { inbound: Part },
     /// Two programs: a SOCKS inbound leads to `outbound`, and `inbound` of the other program to a direct outbound.
-    /// Addresses and ports are filled in unless the entry has its own.
-    Two { outbound: fn(&Setup) -> Value, inbound: fn(&Setup) -> Value },
+    Two { outbound: Part, inbound: Part },
 }
+
+/// An inbound or outbound. Tags, addresses and ports are filled in unless the entry has its own.
+type Part = fn(&Setup) -> Value;
 
 /// One line of the table.
 pub(crate) struct Protocol {
@@ -48,50 +64,180 @@ pub(crate) struct Protocol {
     pub(crate) name: &'static str,
     /// What tables show.
     pub(crate) title: &'static str,
-    /// Whether `--quick` measures it.
-    pub(crate) quick: bool,
     pub(crate) entry: Entry,
-    pub(crate) ends: Ends,
+    ends: Ends,
 }
+
+/// What `--quick` measures.
+const QUICK: &[&str] = &["direct", "socks", "ss2022-aes-128-gcm", "vless-tls", "hysteria2"];
 
 /// Every protocol, in the order of the tables.
 pub(crate) const PROTOCOLS: &[Protocol] = &[
     Protocol {
         name: "direct",
         title: "direct-in → direct",
-        quick: true,
         entry: Entry::Plain,
         ends: Ends::One {
-            inbound: |setup| {
-                json!({
-                    "type": "direct", "network": "tcp",
-                    "override_address": setup.target.ip(), "override_port": setup.target.port(),
-                })
+            inbound: |s| {
+                let (address, port) = (s.target.ip(), s.target.port());
+                json!({ "type": "direct", "network": "tcp", "override_address": address, "override_port": port })
             },
         },
     },
     Protocol {
         name: "socks",
         title: "socks → direct",
-        quick: true,
         entry: Entry::Socks,
         ends: Ends::One { inbound: |_| json!({ "type": "socks" }) },
     },
-    Protocol {
-        name: "socks-hop",
-        title: "socks hop",
-        quick: false,
-        entry: Entry::Socks,
-        ends: Ends::Two { outbound: |_| json!({ "type": "socks" }), inbound: |_| json!({ "type": "socks" }) },
-    },
-    Protocol {
-        name: "http-hop",
-        title: "http hop",
-        quick: false,
-        entry: Entry::Socks,
-        ends: Ends::Two { outbound: |_| json!({ "type": "http" }), inbound: |_| json!({ "type": "http" }) },
-    },
+    two("socks-hop", |_| json!({ "type": "socks" }), |_| json!({ "type": "socks" })),
+    two("http-hop", |_| json!({ "type": "http" }), |_| json!({ "type": "http" })),
+    shadowsocks!("ss-none", "none", PASSWORD),
+    shadowsocks!("ss-aes-128-gcm", "aes-128-gcm", PASSWORD),
+    shadowsocks!("ss-aes-192-gcm", "aes-192-gcm", PASSWORD),
+    shadowsocks!("ss-aes-256-gcm", "aes-256-gcm", PASSWORD),
+    shadowsocks!("ss-chacha20", "chacha20-ietf-poly1305", PASSWORD),
+    shadowsocks!("ss-xchacha20", "xchacha20-ietf-poly1305", PASSWORD),
+    shadowsocks!("ss2022-aes-128-gcm", "2022-blake3-aes-128-gcm", KEY_16),
+    shadowsocks!("ss2022-aes-256-gcm", "2022-blake3-aes-256-gcm", KEY_32),
+    shadowsocks!("ss2022-chacha20", "2022-blake3-chacha20-poly1305", KEY_32),
+    two("vless", |_| vless(), |_| vless_server()),
+    two("vmess-aes-128-gcm", |_| vmess("aes-128-gcm"), |_| vmess_server()),
+    two("vmess-chacha20", |_| vmess("chacha20-poly1305"), |_| vmess_server()),
+    two("vless-tls", |s| with(vless(), client_tls(s)), |s| with(vless_server(), server_tls(s))),
+    two("vmess-tls", |s| with(vmess("zero"), client_tls(s)), |s| with(vmess_server(), server_tls(s))),
+    two("trojan-tls", |s| with(trojan(), client_tls(s)), |s| with(trojan_server(), server_tls(s))),
+    two(
+        "vless-vision",
+        |s| with(with(vless(), json!({ "flow": VISION })), client_tls(s)),
+        |s| {
+            let users = json!({ "users": [{ "uuid": UUID, "flow": VISION }] });
+            with(with(vless_server(), users), server_tls(s))
+        },
+    ),
+    two(
+        "anytls",
+        |s| with(json!({ "type": "anytls", "password": PASSWORD }), client_tls(s)),
+        |s| with(json!({ "type": "anytls", "users": [{ "password": PASSWORD }] }), server_tls(s)),
+    ),
+    two("vless-ws", |_| with(vless(), transport("ws")), |_| with(vless_server(), transport("ws"))),
+    two(
+        "vless-ws-tls",
+        |s| with(with(vless(), transport("ws")), client_tls(s)),
+        |s| with(with(vless_server(), transport("ws")), server_tls(s)),
+    ),
+    two(
+        "vless-grpc-tls",
+        |s| with(with(vless(), transport("grpc")), client_tls(s)),
+        |s| with(with(vless_server(), transport("grpc")), server_tls(s)),
+    ),
+    two(
+        "vless-http-tls",
+        |s| with(with(vless(), transport("http")), client_tls(s)),
+        |s| with(with(vless_server(), transport("http")), server_tls(s)),
+    ),
+    two(
+        "vless-httpupgrade",
+        |_| with(vless(), transport("httpupgrade")),
+        |_| with(vless_server(), transport("httpupgrade")),
+    ),
+    two("vless-smux", |_| with(vless(), mux("smux")), |_| with(vless_server(), mux_server())),
+    two("vless-yamux", |_| with(vless(), mux("yamux")), |_| with(vless_server(), mux_server())),
+    two("vless-h2mux", |_| with(vless(), mux("h2mux")), |_| with(vless_server(), mux_server())),
+    two("hysteria2", |s| with(hysteria2(), client_tls(s)), |s| with(hysteria2_server(), server_tls(s))),
+    two(
+        "hysteria2-salamander",
+        |s| with(with(hysteria2(), salamander()), client_tls(s)),
+        |s| with(with(hysteria2_server(), salamander()), server_tls(s)),
+    ),
+    two(
+        "tuic",
+        |s| {
+            let tuic =
+                json!({ "type": "tuic", "uuid": UUID, "password": PASSWORD, "congestion_control": "bbr" });
+            with(with(tuic, client_tls(s)), json!({ "tls": { "alpn": "h3" } }))
+        },
+        |s| {
+            let users = json!([{ "uuid": UUID, "password": PASSWORD }]);
+            let tuic = json!({ "type": "tuic", "users": users, "congestion_control": "bbr" });
+            with(with(tuic, server_tls(s)), json!({ "tls": { "alpn": "h3" } }))
+        },
+    ),
 ];
+
+const PASSWORD: &str = "for benchmarks only";
+const UUID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
+/// Base64 of 16 and of 32 bytes.
+const KEY_16: &str = "MDEyMzQ1Njc4OWFiY2RlZg==";
+const KEY_32: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+const VISION: &str = "xtls-rprx-vision";
+
+const fn two(name: &'static str, outbound: Part, inbound: Part) -> Protocol {
+    Protocol { name, title: name, entry: Entry::Socks, ends: Ends::Two { outbound, inbound } }
+}
+
+fn vless() -> Value {
+    json!({ "type": "vless", "uuid": UUID })
+}
+
+fn vless_server() -> Value {
+    json!({ "type": "vless", "users": [{ "uuid": UUID }] })
+}
+
+fn vmess(security: &str) -> Value {
+    json!({ "type": "vmess", "uuid": UUID, "security": security })
+}
+
+fn vmess_server() -> Value {
+    json!({ "type": "vmess", "users": [{ "uuid": UUID }] })
+}
+
+fn trojan() -> Value {
+    json!({ "type": "trojan", "password": PASSWORD })
+}
+
+fn trojan_server() -> Value {
+    json!({ "type": "trojan", "users": [{ "password": PASSWORD }] })
+}
+
+fn hysteria2() -> Value {
+    json!({ "type": "hysteria2", "password": PASSWORD })
+}
+
+fn hysteria2_server() -> Value {
+    json!({ "type": "hysteria2", "users": [{ "password": PASSWORD }] })
+}
+
+fn salamander() -> Value {
+    json!({ "obfs": { "type": "salamander", "password": PASSWORD } })
+}
+
+fn client_tls(setup: &Setup) -> Value {
+    let certificate = &setup.identity.certificate;
+    json!({ "tls": { "enabled": true, "server_name": SERVER_NAME, "certificate_path": certificate } })
+}
+
+fn server_tls(setup: &Setup) -> Value {
+    let Identity { certificate, key } = &setup.identity;
+    json!({ "tls": {
+        "enabled": true, "server_name": SERVER_NAME, "certificate_path": certificate, "key_path": key,
+    } })
+}
+
+fn transport(kind: &str) -> Value {
+    match kind {
+        "grpc" => json!({ "transport": { "type": kind, "service_name": "bench" } }),
+        _ => json!({ "transport": { "type": kind, "path": "/bench" } }),
+    }
+}
+
+fn mux(protocol: &str) -> Value {
+    json!({ "multiplex": { "enabled": true, "protocol": protocol, "max_connections": 4 } })
+}
+
+fn mux_server() -> Value {
+    json!({ "multiplex": { "enabled": true } })
+}
 
 impl Protocol {
     /// Whether a second program is needed.
@@ -123,7 +269,8 @@ impl Protocol {
 /// The protocols called `names`; without any the quick ones or all.
 pub(crate) fn choose(names: &[String], quick: bool) -> Result<Vec<&'static Protocol>, Failure> {
     if names.is_empty() {
-        return Ok(PROTOCOLS.iter().filter(|protocol| protocol.quick || !quick).collect());
+        let wanted = |protocol: &&Protocol| !quick || QUICK.contains(&protocol.name);
+        return Ok(PROTOCOLS.iter().filter(wanted).collect());
     }
     named(names)
 }
@@ -166,6 +313,23 @@ fn listening(mut inbound: Value, port: u16) -> Value {
     inbound
 }
 
+/// An object with the fields of another; objects inside objects likewise.
+fn with(mut object: Value, fields: Value) -> Value {
+    merge(&mut object, fields);
+    object
+}
+
+fn merge(object: &mut Value, fields: Value) {
+    match (object, fields) {
+        (Value::Object(object), Value::Object(fields)) => {
+            for (key, value) in fields {
+                merge(object.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (object, value) => *object = value,
+    }
+}
+
 /// Sets a field that the entry left open.
 fn fill(object: &mut Value, key: &str, value: Value) {
     if object[key].is_null() {
@@ -180,14 +344,15 @@ mod tests {
     use super::*;
 
     fn setup() -> Setup {
-        Setup { entry_port: 1, server_port: 2, target: SocketAddr::from(([127, 0, 0, 1], 3)) }
+        let identity = Identity { certificate: "/certificate".into(), key: "/key".into() };
+        Setup { entry_port: 1, server_port: 2, target: SocketAddr::from(([127, 0, 0, 1], 3)), identity }
     }
 
     #[test]
-    fn names_are_unique_and_some_are_quick() {
+    fn names_are_unique_and_the_quick_ones_exist() {
         let names: BTreeSet<&str> = PROTOCOLS.iter().map(|protocol| protocol.name).collect();
         assert_eq!(names.len(), PROTOCOLS.len());
-        assert!(!choose(&[], true).unwrap().is_empty());
+        assert_eq!(choose(&[], true).unwrap().len(), QUICK.len());
         assert_eq!(choose(&[], false).unwrap().len(), PROTOCOLS.len());
     }
 
@@ -195,6 +360,12 @@ mod tests {
     fn an_unknown_protocol_gets_the_list_of_known_ones() {
         let message = choose(&["shocks".into()], false).err().unwrap().to_string();
         assert!(message.starts_with("unknown protocol `shocks`: known are direct, socks, "), "{message}");
+    }
+
+    #[test]
+    fn fields_merge_into_inner_objects() {
+        let merged = with(json!({ "a": { "b": 1 } }), json!({ "a": { "c": 2 }, "d": 3 }));
+        assert_eq!(merged, json!({ "a": { "b": 1, "c": 2 }, "d": 3 }));
     }
 
     #[test]

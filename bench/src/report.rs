@@ -290,6 +290,9 @@ fn verdict(row: &JoinedRow<'_>, metric: &Metric) -> Option<String> {
         return None;
     }
     let percent = (best.median - next.median) / next.median * 100.0;
+    if percent.abs() < 0.5 {
+        return Some("even".into());
+    }
     let sign = if percent < 0.0 { "−" } else { "+" };
     let overlap = best.low <= next.high && next.low <= best.high;
     let doubt = if overlap { ", rounds overlap" } else { "" };
