@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use crate::udp::Resolving;
 use crate::{
-    BoxPackets, BoxStream, DialError, Network, Outbound, Resolver, Session, Strategy, TcpConn, UdpConn, timeouts,
+    BoxPackets, BoxStream, DialError, Network, Outbound, Resolver, Session, Strategy, TcpConn, UdpConn,
+    timeouts,
 };
 
 /// The dial fields of an outbound, made ready.
@@ -105,7 +106,8 @@ impl Dialer {
                 udp_socket(&self.udp, any_v6).or_else(|_| udp_socket(&self.udp, any_v4))?
             }
         };
-        UdpSocket::from_std(socket).map_err(|source| DialError::Handshake { phase: "open UDP socket", source })
+        UdpSocket::from_std(socket)
+            .map_err(|source| DialError::Handshake { phase: "open UDP socket", source })
     }
 
     async fn resolve(&self, target: &Target) -> Result<Vec<IpAddr>, DialError> {

@@ -19,7 +19,8 @@ use crate::handshake::Handshakes;
 use crate::inbound::StreamServer;
 use crate::throttle::Throttle;
 use crate::{
-    BoxPackets, BoxStream, Chain, DialError, EndReason, Flow, Flows, Network, Outbound, Session, relay, timeouts,
+    BoxPackets, BoxStream, Chain, DialError, EndReason, Flow, Flows, Network, Outbound, Session, relay,
+    timeouts,
 };
 
 /// What carries the payload of a session.
@@ -291,7 +292,13 @@ async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &Dial
     match shared.failures.allow() {
         Some(0) => info!(conn, age_ms, "inbound/{}: {}", session.inbound, Chain(error)),
         Some(more) => {
-            info!(conn, age_ms, "inbound/{}: {} ({more} more failures not shown)", session.inbound, Chain(error));
+            info!(
+                conn,
+                age_ms,
+                "inbound/{}: {} ({more} more failures not shown)",
+                session.inbound,
+                Chain(error)
+            );
         }
         None => debug!(conn, age_ms, "inbound/{}: {}", session.inbound, Chain(error)),
     }

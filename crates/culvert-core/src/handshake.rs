@@ -215,7 +215,9 @@ impl HandshakeSlot {
     pub(crate) fn attach(self, task: AbortHandle) {
         let _ = self.task.set(task);
         // A client that is already authenticated is not in the table either, but then there is no one to end.
-        if self.evicted() && let Some(task) = self.task.get() {
+        if self.evicted()
+            && let Some(task) = self.task.get()
+        {
             task.abort();
         }
     }

@@ -153,7 +153,11 @@ fn report(tag: &Tag, id: SessionId, source: SocketAddr, error: &ServeError, clie
     match error.is_notable().then(|| clients.allow()).flatten() {
         Some(0) => warn!(conn, "inbound/{tag}: client {source} not served: {}", Chain(error)),
         Some(more) => {
-            warn!(conn, "inbound/{tag}: client {source} not served: {} ({more} more not shown)", Chain(error));
+            warn!(
+                conn,
+                "inbound/{tag}: client {source} not served: {} ({more} more not shown)",
+                Chain(error)
+            );
         }
         None => debug!(conn, "inbound/{tag}: client {source} not served: {}", Chain(error)),
     }

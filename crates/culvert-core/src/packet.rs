@@ -133,7 +133,12 @@ pub trait PacketConn: Send + Unpin {
     ///
     /// # Errors
     /// The conn has ended or is broken; [`io::ErrorKind::UnexpectedEof`] is the orderly end.
-    fn poll_recv(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut PacketBatch) -> Poll<io::Result<()>>;
+    fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        batch: &mut PacketBatch,
+    ) -> Poll<io::Result<()>>;
 
     /// Sends from the front of `batch` until it is empty. Packets that cannot be sent for reasons of their own (too
     /// large, no route) are dropped, as a network would. On `Pending` what is left must be offered again.
@@ -148,7 +153,12 @@ impl<C: PacketConn + ?Sized> PacketConn for Box<C> {
         (**self).room()
     }
 
-    fn poll_recv(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
+    fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        batch: &mut PacketBatch,
+    ) -> Poll<io::Result<()>> {
         (**self).poll_recv(cx, room, batch)
     }
 

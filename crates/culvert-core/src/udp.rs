@@ -111,9 +111,8 @@ impl UdpConn {
             slot.segment_size =
                 NonZeroU16::new(packet.segment).filter(|size| usize::from(size.get()) < packet.data.len());
         }
-        let sent = self
-            .socket
-            .try_io(Interest::WRITABLE, || send_batch(self.socket.as_fd(), &slots[..count]));
+        let sent =
+            self.socket.try_io(Interest::WRITABLE, || send_batch(self.socket.as_fd(), &slots[..count]));
         batch.advance(sent?);
         Ok(())
     }
@@ -131,7 +130,12 @@ impl UdpConn {
 }
 
 impl PacketConn for UdpConn {
-    fn poll_recv(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
+    fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        batch: &mut PacketBatch,
+    ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.socket.poll_recv_ready(cx))?;
             match self.try_recv(room, batch) {
@@ -228,7 +232,12 @@ impl<C: PacketConn> PacketConn for Resolving<C> {
         self.conn.room()
     }
 
-    fn poll_recv(&mut self, cx: &mut Context<'_>, room: Room, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
+    fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        batch: &mut PacketBatch,
+    ) -> Poll<io::Result<()>> {
         self.conn.poll_recv(cx, room, batch)
     }
 
@@ -444,7 +453,12 @@ impl ClientPackets {
 }
 
 impl PacketConn for ClientPackets {
-    fn poll_recv(&mut self, cx: &mut Context<'_>, _room: Room, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
+    fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        _room: Room,
+        batch: &mut PacketBatch,
+    ) -> Poll<io::Result<()>> {
         self.queue.poll_recv(cx, batch)
     }
 
