@@ -216,6 +216,12 @@ impl Peer {
         &self.program
     }
 
+    /// Its process number.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.process
+    }
+
     /// Its standard error, line by line.
     #[must_use]
     pub fn log(&self) -> &Log {

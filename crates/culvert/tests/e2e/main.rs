@@ -5,6 +5,7 @@
 //! | [`table`]   | **the tables**: one row for each way into a program and each protocol between two      |
 //! | [`checks`]  | what every row must do: integrity, half-close, resets, datagrams, names, credentials  |
 //! | [`site`]    | a row brought to life: origin, programs, and ways to dial through them                |
+//! | [`proxy`]   | one program with one inbound, for the tests that speak by hand                        |
 //! | [`curl`]    | curl through every kind of proxy                                                      |
 //! | [`http`]    | the HTTP proxy's finer points, each from a field report                               |
 //! | [`socks`]   | the same for SOCKS                                                                    |
@@ -17,7 +18,13 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod checks;
+mod curl;
+mod hostile;
+mod http;
+mod program;
+mod proxy;
 mod site;
+mod socks;
 mod table;
 
 use culvert_testkit::peer::{Program, skip};

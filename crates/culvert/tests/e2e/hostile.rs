@@ -1,0 +1,347 @@
+//! Clients that send garbage, stall, vanish, or come in crowds. Whatever they do, others are served meanwhile, nothing
+//! of theirs stays, and none of it takes much memory or time.
+
+use crate::proxy::{Proxy, STEP, read_to_end};
+use crate::{culvert, run};
+use culvert_testkit::client::{self, Association, CONNECT, Protocol, Target};
+use culvert_testkit::http::HttpOrigin;
+use culvert_testkit::origin::{self, Origin, Service, fresh_seed};
+use culvert_testkit::{Result, ensure, pattern};
+use serde_json::json;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// A handshake may take 15 seconds; this allows for a busy machine.
+const HANDSHAKE: std::ops::Range<Duration> = Duration::from_secs(5)..Duration::from_secs(25);
+
+/// Descriptors that a program may open on first use and keep.
+const ALLOWANCE: usize = 8;
+
+const INBOUNDS: [&str; 3] = ["socks", "http", "mixed"];
+
+#[test]
+fn garbage_is_survived() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        for inbound in INBOUNDS {
+            let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, inbound).await?);
+            let idle = proxy.usage()?.descriptors;
+            for seed in 0..300 {
+                let mut garbage = pattern::bytes(seed, 1 + seed as usize * 7 % 600);
+                // A third begins like each of the protocols.
+                match seed % 3 {
+                    0 => garbage[0] = 5,
+                    1 => garbage[0] = 4,
+                    _ => garbage.splice(0..0, *b"GET ").for_each(drop),
+                }
+                let mut stream = proxy.send(&garbage).await?;
+                // Half of the clients wait for the answer to their end of stream, half are gone at once.
+                if seed % 2 == 0 {
+                    stream.shutdown().await?;
+                    read_to_end(&mut stream).await?;
+                }
+            }
+            serves(&proxy, inbound, &origin).await?;
+            proxy.descriptors_fall_to(idle + ALLOWANCE).await?;
+        }
+        Ok(())
+    });
+}
+
+/// A client that stops at any byte of any handshake, and one that never lets a second pass without a byte, is let go
+/// in time; meanwhile others are served.
+#[test]
+fn slow_handshakes_are_let_go() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let origin = Origin::start().await?;
+        let inbound = json!({ "type": "mixed", "users": [{ "username": "u", "password": "p" }] });
+        let proxy = Proxy::start(&program, inbound, json!({ "type": "direct" })).await?;
+        let idle = proxy.usage()?.descriptors;
+        let target = Target::name("localhost", origin.port().number());
+        let socks5 = [
+            &client::socks5_greeting_bytes(Some(("u", "p")))[..],
+            &client::socks5_password_bytes("u", "p"),
+            &client::socks5_request_bytes(CONNECT, &target),
+        ]
+        .concat();
+        let socks4 = client::socks4_request_bytes(b"u", &target);
+        let http = client::http_connect_bytes(Some(("u", "p")), &target);
+
+        let start = Instant::now();
+        let mut stalled = JoinSet::new();
+        for handshake in [&socks5, &socks4, &http] {
+            for length in 0..handshake.len() {
+                let mut stream = proxy.send(&handshake[..length]).await?;
+                stalled.spawn(async move {
+                    let answer =
+                        tokio::time::timeout(HANDSHAKE.end, stream.read_to_end(&mut Vec::new())).await;
+                    (length, answer.is_ok().then(|| start.elapsed()))
+                });
+            }
+            // One byte a second from the start: the time is for the whole handshake.
+            let (mut stream, handshake) = (proxy.send(b"").await?, handshake.repeat(10));
+            stalled.spawn(async move {
+                let (mut reader, mut writer) = stream.split();
+                let trickle = async {
+                    for byte in handshake.iter().map(|byte| if *byte == b'\n' { &b' ' } else { byte }) {
+                        if writer.write_all(&[*byte]).await.is_err() {
+                            break;
+                        }
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                };
+                let mut answer = Vec::new();
+                tokio::select! {
+                    _ = reader.read_to_end(&mut answer) => (usize::MAX, Some(start.elapsed())),
+                    () = trickle => (usize::MAX, Some(start.elapsed())),
+                    () = tokio::time::sleep(HANDSHAKE.end) => (usize::MAX, None),
+                }
+            });
+        }
+        let stream =
+            client::connect(Protocol::Socks5, proxy.address(), Some(("u", "p")), &origin.port().v4().into())
+                .await?;
+        exchange(stream).await?;
+        for (length, ended) in stalled.join_all().await {
+            let Some(after) = ended else {
+                return Err(format!("a client that stopped after {length} bytes is kept").into());
+            };
+            // SOCKS5's cuts inside a step may be refused at once when wrong; stalling alone takes the whole time.
+            ensure!(after < HANDSHAKE.end, "let go after {after:?} only");
+        }
+        ensure!(start.elapsed() > HANDSHAKE.start, "everybody was let go after {:?}", start.elapsed());
+        proxy.descriptors_fall_to(idle + ALLOWANCE).await
+    });
+}
+
+/// Fields without an end are cut off early.
+#[test]
+fn endless_fields_are_cut() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "mixed").await?);
+        let before = proxy.usage()?.memory;
+        let begins: [&[u8]; 7] = [
+            &[4, 1, 0, 80, 127, 0, 0, 1],
+            &[4, 1, 0, 80, 0, 0, 0, 1, 0],
+            b"GET http://",
+            b"GET http://h.test/ HTTP/1.1\r\n",
+            b"GET http://h.test/ HTTP/1.1\r\nX: ",
+            b"CONNECT h.test:80 HTTP/1.1\r\nX-",
+            b"\n",
+        ];
+        for begin in begins {
+            for filler in [vec![b'a'; 65_536], b"b: c\r\n".repeat(10_000)] {
+                let mut stream = proxy.send(begin).await?;
+                let flood = async {
+                    for _ in 0..1000 {
+                        if stream.write_all(&filler).await.is_err() {
+                            return true;
+                        }
+                    }
+                    false
+                };
+                let cut = tokio::time::timeout(STEP, flood).await?;
+                ensure!(cut, "{:?} may be followed by 60 MB", String::from_utf8_lossy(begin));
+            }
+        }
+        let grown = proxy.usage()?.memory.saturating_sub(before);
+        ensure!(grown < 16 << 20, "{grown} bytes of memory grew");
+        serves(&proxy, "mixed", &origin).await
+    });
+}
+
+/// A crowd that never finishes its handshake does not keep others out.
+#[test]
+fn half_open_crowd_keeps_nobody_out() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "mixed").await?);
+        let before = proxy.usage()?;
+        let mut crowd = Vec::new();
+        for number in 0..500 {
+            let begins: [&[u8]; 5] = [b"", b"\x05", b"\x05\x01\0", b"\x04\x01", b"CONNECT h"];
+            crowd.push(proxy.send(begins[number % 5]).await?);
+        }
+        for inbound in ["socks", "http"] {
+            for _ in 0..20 {
+                serves(&proxy, inbound, &origin).await?;
+            }
+        }
+        let memory = proxy.usage()?.memory.saturating_sub(before.memory);
+        ensure!(memory < 500 * 32 * 1024, "500 half-open clients take {memory} bytes");
+        drop(crowd);
+        proxy.descriptors_fall_to(before.descriptors + ALLOWANCE).await
+    });
+}
+
+/// Out of descriptors the program waits without spinning, and goes on when there are some again.
+#[test]
+fn exhausted_descriptors_are_survived() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let origin = Origin::start().await?;
+        let proxy =
+            Proxy::limited(&program, json!({ "type": "mixed" }), json!({ "type": "direct" }), Some(64))
+                .await?;
+        let idle = proxy.usage()?.descriptors;
+        let mut crowd = Vec::new();
+        for _ in 0..200 {
+            crowd.push(proxy.send(&[5, 1, 0]).await?);
+        }
+        // At the limit, save for what the program keeps back for itself.
+        let deadline = Instant::now() + STEP;
+        while proxy.usage()?.descriptors < 48 {
+            ensure!(Instant::now() < deadline, "only {} descriptors are in use", proxy.usage()?.descriptors);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let before = proxy.usage()?.processor;
+        let window = Duration::from_secs(1);
+        // Processor time is measured over time.
+        tokio::time::sleep(window).await;
+        let spent = proxy.usage()?.processor - before;
+        ensure!(spent < window / 10, "{spent:?} of processor time in {window:?} of waiting");
+        drop(crowd);
+        proxy.descriptors_fall_to(idle + ALLOWANCE).await?;
+        serves(&proxy, "socks", &origin).await
+    });
+}
+
+/// Clients that reset right after they connect, or right after they asked, do not stop the listener.
+#[test]
+fn early_resets_are_survived() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "mixed").await?);
+        let idle = proxy.usage()?.descriptors;
+        let request =
+            [&[5, 1, 0][..], &client::socks5_request_bytes(CONNECT, &origin.port().v4().into())].concat();
+        for round in 0..400 {
+            let cut = [0, 1, 3, request.len()][round % 4];
+            origin::reset(proxy.send(&request[..cut]).await?)?;
+        }
+        serves(&proxy, "http", &origin).await?;
+        proxy.descriptors_fall_to(idle + ALLOWANCE).await
+    });
+}
+
+/// However clients vanish, round after round, neither descriptors nor memory stay.
+#[test]
+fn vanished_clients_leave_nothing() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "mixed").await?);
+        let idle = proxy.usage()?.descriptors;
+        let mut memory = Vec::new();
+        for _ in 0..6 {
+            let mut clients = JoinSet::new();
+            for number in 0..240 {
+                let (proxy, target) = (proxy.address(), origin.port().v4().into());
+                clients.spawn(async move { vanish(number, proxy, &target).await });
+            }
+            clients.join_all().await.into_iter().collect::<Result<()>>()?;
+            proxy.descriptors_fall_to(idle + ALLOWANCE).await?;
+            memory.push(proxy.usage()?.memory);
+        }
+        // The first rounds fill pools and caches.
+        let growth = memory[5].saturating_sub(memory[1]);
+        ensure!(growth < 4 << 20, "memory after each round: {memory:?}");
+        serves(&proxy, "socks", &origin).await
+    });
+}
+
+/// One of ten ways to go.
+async fn vanish(number: usize, proxy: std::net::SocketAddr, target: &Target) -> Result {
+    let tunnel = || client::connect(Protocol::Socks5, proxy, None, target);
+    let seed = fresh_seed();
+    match number % 10 {
+        // In the handshake: by FIN, and by reset.
+        0 => drop(TcpStream::connect(proxy).await?),
+        1 => origin::reset(TcpStream::connect(proxy).await?)?,
+        2 => {
+            let mut stream = TcpStream::connect(proxy).await?;
+            stream.write_all(&[5, 1, 0, 5, 1]).await?;
+        }
+        3 => {
+            let mut stream = TcpStream::connect(proxy).await?;
+            stream.write_all(b"CONNECT h.test:80 HT").await?;
+            origin::reset(stream)?;
+        }
+        // In the tunnel: before a word, in mid-stream by FIN and by reset, half-closed, without reading.
+        4 => drop(tunnel().await?),
+        5 => origin::reset(tunnel().await?)?,
+        6 => {
+            let mut stream = tunnel().await?;
+            stream.write_all(Service::Send { seed, length: 1 << 24 }.line().as_bytes()).await?;
+            stream.read_u8().await?;
+        }
+        7 => {
+            let mut stream = tunnel().await?;
+            stream.write_all(Service::Take { seed, length: 1 << 24 }.line().as_bytes()).await?;
+            stream.write_all(&[0; 10_000]).await?;
+            origin::reset(stream)?;
+        }
+        8 => {
+            let mut stream = tunnel().await?;
+            stream.write_all(Service::Echo.line().as_bytes()).await?;
+            stream.shutdown().await?;
+            stream.read_to_end(&mut Vec::new()).await?;
+        }
+        // With an association in use.
+        _ => {
+            let association = Association::open(proxy, None).await?;
+            association.send_to(target, b"hello").await?;
+            association.recv().await?;
+        }
+    }
+    Ok(())
+}
+
+/// Thousands of HTTP clients that stop in a head or in a body and then leave keep nothing.
+#[test]
+fn http_clients_that_stop_midway_leave_nothing() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (origin, proxy) = (HttpOrigin::start().await?, Proxy::plain(&program, "http").await?);
+        let before = proxy.usage()?;
+        let url = origin.url("/echo");
+        let in_head = format!("POST {url} HTTP/1.1\r\nHost: h\r\nContent-Le");
+        let in_body = format!("POST {url} HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nonly a part");
+        for _ in 0..4 {
+            let mut crowd = Vec::new();
+            for number in 0..500 {
+                let request = if number % 2 == 0 { &in_head } else { &in_body };
+                crowd.push(proxy.send(request.as_bytes()).await?);
+            }
+            drop(crowd);
+        }
+        proxy.descriptors_fall_to(before.descriptors + ALLOWANCE).await?;
+        let grown = proxy.usage()?.memory.saturating_sub(before.memory);
+        ensure!(grown < 24 << 20, "{grown} bytes of memory stay");
+        let answer =
+            proxy.send(format!("GET {} HTTP/1.1\r\nHost: h\r\n\r\n", origin.url("/hello")).as_bytes()).await;
+        let answer = read_to_end(&mut answer?).await?;
+        ensure!(answer.ends_with(b"hello"), "{:?}", String::from_utf8_lossy(&answer));
+        Ok(())
+    });
+}
+
+/// A well-behaved client is served.
+async fn serves(proxy: &Proxy, inbound: &str, origin: &Origin) -> Result {
+    let protocol = if inbound == "http" { Protocol::Http } else { Protocol::Socks5 };
+    let target = origin.port().v4().into();
+    let dialing = client::connect(protocol, proxy.address(), None, &target);
+    exchange(tokio::time::timeout(STEP, dialing).await.map_err(|_| "a good client waits in vain")??).await
+}
+
+async fn exchange(mut stream: TcpStream) -> Result {
+    let seed = fresh_seed();
+    stream.write_all(Service::Send { seed, length: 1000 }.line().as_bytes()).await?;
+    let taking = tokio::time::timeout(STEP, origin::take(&mut stream, seed, None, |_| ())).await;
+    let received = taking.map_err(|_| "a good client is not answered")??;
+    ensure!(received == 1000, "a good client got {received} of 1000 bytes");
+    Ok(())
+}

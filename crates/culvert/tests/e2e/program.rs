@@ -1,0 +1,300 @@
+//! The command line, signals, start and reload.
+
+use crate::proxy::STEP;
+use crate::{culvert, run};
+use culvert_testkit::client::{self, Protocol, Target};
+use culvert_testkit::origin::{self, Origin, Service, fresh_seed};
+use culvert_testkit::peer::{Program, skip};
+use culvert_testkit::ports::Port;
+use culvert_testkit::temp::TempDir;
+use culvert_testkit::{Result, ensure};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+
+#[test]
+fn check_is_silent_about_a_good_config() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let directory = TempDir::new()?;
+        directory.write("config.json", config(&Port::reserve()?).to_string())?;
+        // Without -c it is config.json in the working directory.
+        for arguments in [&["check"][..], &["check", "-c", "config.json"], &["-c", "config.json", "check"]] {
+            let finished =
+                program.launch(arguments.iter().copied()).directory(directory.path()).run().await?;
+            ensure!(finished.code == Some(0), "{arguments:?}: {finished:?}");
+            ensure!(finished.stdout.is_empty() && finished.stderr.is_empty(), "{arguments:?}: {finished:?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn check_names_every_error_with_its_place() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let directory = TempDir::new()?;
+        let broken = r#"{
+  "inbounds": [
+    { "type": "socks", "tag": "in", "listen": "127.0.0.1", "listen_prot": 1080 },
+    { "type": "mixed", "listen": "127.0.0.1", "listen_port": 99999 }
+  ],
+  "outbounds": [{ "type": "no-such-type" }]
+}"#;
+        directory.write("broken.json", broken)?;
+        let finished = program
+            .launch(["check", "--disable-color", "-c", "broken.json"])
+            .directory(directory.path())
+            .run()
+            .await?;
+        ensure!(finished.code == Some(1), "{finished:?}");
+        for part in [
+            "listen_prot",
+            "listen_port",
+            "no-such-type",
+            "broken.json:3:",
+            "broken.json:4:",
+            "broken.json:6:",
+        ] {
+            ensure!(finished.stderr.contains(part), "{part:?} is missing in:\n{}", finished.stderr);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn unreadable_config_is_an_error() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let directory = TempDir::new()?;
+        directory.write("cut.json", r#"{ "inbounds": ["#)?;
+        for (command, file) in
+            [("check", "cut.json"), ("run", "cut.json"), ("check", "none.json"), ("run", "none.json")]
+        {
+            let finished = program.launch([command, "-c", file]).directory(directory.path()).run().await?;
+            ensure!(finished.code == Some(1), "{command} {file}: {finished:?}");
+            ensure!(finished.stderr.contains(file), "{command} {file}: {finished:?}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn version_is_printed() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let finished = program.launch(["version", "-n"]).run().await?;
+        let version = finished.stdout.trim().to_owned();
+        ensure!(finished.code == Some(0) && version.split('.').count() >= 3, "{finished:?}");
+        let finished = program.launch(["version"]).run().await?;
+        ensure!(finished.code == Some(0) && finished.stdout.contains(&version), "{finished:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn usage_errors_are_told() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        for arguments in [&["nonsense"][..], &["run", "--nonsense"], &["check", "-c"]] {
+            let finished = program.launch(arguments.iter().copied()).run().await?;
+            ensure!(finished.code.is_some_and(|code| code != 0), "{arguments:?}: {finished:?}");
+            ensure!(!finished.stderr.is_empty(), "{arguments:?} says nothing");
+        }
+        let finished = program.launch(["--help"]).run().await?;
+        ensure!(finished.code == Some(0) && finished.stdout.contains("run"), "{finished:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn port_in_use_names_inbound_and_address() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let port = Port::reserve()?;
+        let _occupant = TcpListener::bind(port.v4()).await?;
+        let directory = TempDir::new()?;
+        directory.write("config.json", config(&port).to_string())?;
+        let finished = program.launch(["run", "-c", "config.json"]).directory(directory.path()).run().await?;
+        ensure!(finished.code == Some(1), "{finished:?}");
+        for part in ["door", &port.v4().to_string()] {
+            ensure!(finished.stderr.contains(part), "{part:?} is missing in:\n{}", finished.stderr);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn signals_end_the_program_in_order() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        for signal in ["TERM", "INT"] {
+            let (port, origin) = (Port::reserve()?, Origin::start().await?);
+            let mut peer = program.serve(&config(&port)).await?;
+            // With a stream and a stalled handshake open.
+            let _stalled = TcpStream::connect(port.v4()).await?;
+            let _stream = tunnel(port.v4(), &origin).await?;
+            peer.signal(signal).await?;
+            let status = tokio::time::timeout(Duration::from_secs(10), peer.ended()).await??;
+            ensure!(status.code() == Some(0), "SIG{signal}: {status}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn reload_takes_a_good_config_and_leaves_a_bad_one() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (first, second, origin) = (Port::reserve()?, Port::reserve()?, Origin::start().await?);
+        let mut peer = program.serve(&config(&first)).await?;
+        let file = peer.directory().ok_or("no directory")?.join("config.json");
+        works(first.v4(), &origin).await?;
+
+        for bad in [r#"{ "inbounds": ["#, r#"{ "inbounds": [{ "type": "nonsense" }] }"#] {
+            std::fs::write(&file, bad)?;
+            let seen = peer.log().count();
+            peer.signal("HUP").await?;
+            peer.log().line_after(seen, |line| line.contains("ERROR") && line.contains("reload")).await?;
+            works(first.v4(), &origin).await?;
+        }
+
+        std::fs::write(&file, config(&second).to_string())?;
+        let seen = peer.log().count();
+        peer.signal("HUP").await?;
+        peer.log().line_after(seen, |line| line.contains(" started (")).await?;
+        works(second.v4(), &origin).await?;
+        ensure!(TcpStream::connect(first.v4()).await.is_err(), "the old port is still open");
+
+        // The same file once more: its own ports are no obstacle.
+        let seen = peer.log().count();
+        peer.signal("HUP").await?;
+        peer.log().line_after(seen, |line| line.contains(" started (")).await?;
+        works(second.v4(), &origin).await?;
+        let status = peer.stop().await?;
+        ensure!(status.code() == Some(0), "{status}");
+        Ok(())
+    });
+}
+
+#[test]
+fn config_comes_from_standard_input() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (port, origin) = (Port::reserve()?, Origin::start().await?);
+        let mut peer = program.launch(["run", "-c", "stdin"]).input(config(&port).to_string()).spawn()?;
+        peer.started().await?;
+        works(port.v4(), &origin).await
+    });
+}
+
+#[test]
+fn directories_of_configs_are_merged() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (first, second, origin) = (Port::reserve()?, Port::reserve()?, Origin::start().await?);
+        let directory = TempDir::new()?;
+        let inbounds = |port: &Port, tag: &str| json!({ "inbounds": [inbound(port, tag)] }).to_string();
+        directory.write("conf/10-a.json", inbounds(&first, "a"))?;
+        directory.write("conf/20-b.json", inbounds(&second, "b"))?;
+        directory.write("conf/readme.txt", "not JSON")?;
+        directory.write("conf/folder/c.json", "not read")?;
+        directory.write(
+            "base.json",
+            r#"{ "log": { "level": "info" }, "outbounds": [{ "type": "direct", "tag": "d" }] }"#,
+        )?;
+        let mut peer =
+            program.launch(["run", "-c", "base.json", "-C", "conf"]).directory(directory.path()).spawn()?;
+        peer.started().await?;
+        works(first.v4(), &origin).await?;
+        works(second.v4(), &origin).await?;
+
+        // The same tag in two files is found after merging.
+        directory.write("conf/20-b.json", inbounds(&second, "a"))?;
+        let finished = program.launch(["check", "-C", "conf"]).directory(directory.path()).run().await?;
+        ensure!(finished.code == Some(1), "{finished:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn working_directory_is_set_and_made() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let (port, origin) = (Port::reserve()?, Origin::start().await?);
+        let directory = TempDir::new()?;
+        directory.write("place/config.json", config(&port).to_string())?;
+        let place = directory.path().join("place").display().to_string();
+        let mut peer = program.launch(["-D", &place, "run"]).directory(directory.path()).spawn()?;
+        peer.started().await?;
+        works(port.v4(), &origin).await?;
+
+        let made = directory.path().join("made/here").display().to_string();
+        program.launch(["check", "-D", &made, "-c", "none.json"]).run().await?;
+        ensure!(directory.path().join("made/here").is_dir(), "-D does not make the directory");
+        Ok(())
+    });
+}
+
+/// Without any config there is a mixed inbound on 127.0.0.1:2080. Tried in a network namespace, where nobody else has
+/// the port.
+#[test]
+fn without_a_config_there_is_a_local_proxy() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        if Program::named("unshare").launch(["-n", "true"]).run().await?.code != Some(0) {
+            skip("this user may not make network namespaces");
+            return Ok(());
+        }
+        let directory = TempDir::new()?;
+        let script = "ip link set lo up && exec \"$0\" run";
+        let path = program.path().display().to_string();
+        let mut peer = Program::named("unshare")
+            .launch(["-n", "sh", "-c", script, &path])
+            .directory(directory.path())
+            .spawn()?;
+        peer.started().await?;
+        let process = peer.process().to_string();
+        let inside = |proxy: &'static str, url: &'static str| {
+            let curl = ["curl", "-q", "-sS", "-m", "10", "--noproxy", "", "-x", proxy, url];
+            Program::named("nsenter").launch(["-n", "-t", &process].into_iter().chain(curl)).run()
+        };
+        // The proxy itself is the only server there. What it answers to a request in origin form proves the way.
+        for proxy in ["http://127.0.0.1:2080", "socks5h://127.0.0.1:2080", "socks4a://127.0.0.1:2080"] {
+            let finished = inside(proxy, "http://127.0.0.1:2080/").await?;
+            ensure!(finished.code == Some(0), "{proxy}: {finished:?}");
+        }
+        let finished = inside("http://127.0.0.1:2080", "http://127.0.0.1:1/").await?;
+        ensure!(finished.code == Some(0), "a refused target gets a status: {finished:?}");
+        Ok(())
+    });
+}
+
+/// A config with one mixed inbound, tagged `door`.
+fn config(port: &Port) -> Value {
+    json!({
+        "log": { "level": "info" },
+        "inbounds": [inbound(port, "door")],
+        "outbounds": [{ "type": "direct", "tag": "direct" }]
+    })
+}
+
+fn inbound(port: &Port, tag: &str) -> Value {
+    json!({ "type": "mixed", "tag": tag, "listen": "127.0.0.1", "listen_port": port.number() })
+}
+
+async fn tunnel(proxy: SocketAddr, origin: &Origin) -> Result<TcpStream> {
+    let target: Target = origin.port().v4().into();
+    let dialing = client::connect(Protocol::Socks5, proxy, None, &target);
+    Ok(tokio::time::timeout(STEP, dialing).await.map_err(|_| "no answer")??)
+}
+
+async fn works(proxy: SocketAddr, origin: &Origin) -> Result {
+    let (seed, mut stream) = (fresh_seed(), tunnel(proxy, origin).await?);
+    stream.write_all(Service::Send { seed, length: 100 }.line().as_bytes()).await?;
+    let received = tokio::time::timeout(STEP, origin::take(&mut stream, seed, None, |_| ())).await??;
+    ensure!(received == 100, "{received} of 100 bytes arrived");
+    Ok(())
+}
