@@ -1,7 +1,9 @@
 //! The document itself: its sections.
 
 use super::certificate::CertificateOptions;
+use super::certificate_provider::CertificateProviderKind;
 use super::dns::DnsOptions;
+use super::http_client::TaggedHttpClient;
 use super::inbound::InboundKind;
 use super::log::LogOptions;
 use super::namespace::NamespaceKind;
@@ -23,6 +25,10 @@ options! {
         ntp: NtpOptions,
         /// Which authorities are trusted.
         certificate: CertificateOptions,
+        /// Where certificates of servers come from, to refer to by tag.
+        certificate_providers: Vec<Tagged<CertificateProviderKind>>,
+        /// HTTP clients to refer to by tag.
+        http_clients: Vec<TaggedHttpClient>,
         /// Network namespaces to refer to by tag (Linux).
         network_namespaces: Vec<Tagged<NamespaceKind>>,
         /// Where connections come in.
@@ -38,6 +44,7 @@ impl Options {
     /// Gives every object without a tag its index as tag, as references expect it.
     pub(crate) fn name_untagged(&mut self) {
         name(&mut self.dns.servers);
+        name(&mut self.certificate_providers);
         name(&mut self.inbounds);
         name(&mut self.outbounds);
     }

@@ -12,7 +12,11 @@ use crate::schema::Schema;
 pub struct List<T>(pub Vec<T>);
 
 /// Header names with their values, in the order of the file.
-pub type Headers = Map<List<String>>;
+pub type Headers = SortedMap<List<String>>;
+
+/// A [`Map`] whose canonical form is sorted by key.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct SortedMap<V>(pub Map<V>);
 
 /// An object with free keys, in the order of the file.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -54,6 +58,20 @@ impl<V> Default for Map<V> {
 }
 
 impl<V> Deref for Map<V> {
+    type Target = [(String, V)];
+
+    fn deref(&self) -> &[(String, V)] {
+        &self.0
+    }
+}
+
+impl<V> Default for SortedMap<V> {
+    fn default() -> Self {
+        Self(Map::default())
+    }
+}
+
+impl<V> Deref for SortedMap<V> {
     type Target = [(String, V)];
 
     fn deref(&self) -> &[(String, V)] {
@@ -200,5 +218,25 @@ impl<V: OptionValue + Default> OptionValue for Map<V> {
     fn schema(&self, schema: &mut Schema) -> Node {
         let value = V::default().schema(schema);
         Node::object([("type", Node::string("object")), ("additionalProperties", value)])
+    }
+}
+
+impl<V: OptionValue + Default> OptionValue for SortedMap<V> {
+    fn decode(&mut self, node: &Node, cx: &mut Cx<'_>) {
+        self.0.decode(node, cx);
+    }
+
+    fn encode(&self) -> Node {
+        let mut entries: Vec<&(String, V)> = self.0.iter().collect();
+        entries.sort_by_key(|(key, _)| key);
+        Node::object(entries.into_iter().map(|(key, value)| (key.as_str(), value.encode())))
+    }
+
+    fn is_zero(&self) -> bool {
+        self.0.is_zero()
+    }
+
+    fn schema(&self, schema: &mut Schema) -> Node {
+        self.0.schema(schema)
     }
 }

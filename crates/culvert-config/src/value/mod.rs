@@ -12,11 +12,12 @@ mod quantity;
 mod scalar;
 mod tag;
 mod text;
+mod typed;
 mod uuid;
 
 pub use choice::{Choice, Word};
 pub(crate) use choice::{choices, unknown_word};
-pub use collections::{Headers, List, Map};
+pub use collections::{Headers, List, Map, SortedMap};
 pub use key::{RealityKey, ShortId, WireGuardKey};
 pub use network::{Address, Cidr, Network, Networks, PortRange, Prefix, Subnet};
 pub use pem::{Pem, PemSection};
@@ -28,6 +29,7 @@ pub use tag::{
 };
 pub(crate) use text::decode_base64;
 pub use text::{Base64, Pattern, Secret};
+pub use typed::Typed;
 pub use uuid::{UserId, Uuid};
 
 use crate::cx::Cx;

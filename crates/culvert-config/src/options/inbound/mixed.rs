@@ -1,8 +1,10 @@
 //! Inbounds `mixed`, `socks` and `http`: the proxies that programs and browsers speak to.
 
+use crate::cx::Cx;
+use crate::json::Node;
 use crate::options::dial::DomainResolver;
 use crate::options::listen::ListenOptions;
-use crate::options::tls::InboundTls;
+use crate::options::tls::{InboundTls, Need};
 use crate::options::users::LoginUser;
 use crate::table::options;
 
@@ -20,6 +22,7 @@ options! {
         /// TLS towards the clients.
         tls: Option<Box<InboundTls>>,
     }
+    check = MixedInbound::check_tls;
 
     /// Options of a SOCKS inbound.
     pub struct SocksInbound {
@@ -43,5 +46,17 @@ options! {
         set_system_proxy: bool,
         /// TLS towards the clients.
         tls: Option<Box<InboundTls>>,
+    }    check = HttpInbound::check_tls;
+}
+
+impl MixedInbound {
+    fn check_tls(&self, node: &Node, cx: &mut Cx<'_>) {
+        InboundTls::check(self.tls.as_deref(), Need::Optional, node, cx);
+    }
+}
+
+impl HttpInbound {
+    fn check_tls(&self, node: &Node, cx: &mut Cx<'_>) {
+        InboundTls::check(self.tls.as_deref(), Need::Optional, node, cx);
     }
 }

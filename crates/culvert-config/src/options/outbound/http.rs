@@ -1,7 +1,9 @@
 //! Outbound `http`: HTTP CONNECT through a proxy.
 
+use crate::cx::Cx;
+use crate::json::Node;
 use crate::options::dial::{DialOptions, ServerOptions};
-use crate::options::tls::OutboundTls;
+use crate::options::tls::{Need, OutboundTls};
 use crate::table::options;
 use crate::value::{Headers, Secret};
 
@@ -22,5 +24,11 @@ options! {
         path: String,
         /// Further request headers.
         headers: Headers,
+    }    check = HttpOutbound::check_tls;
+}
+
+impl HttpOutbound {
+    fn check_tls(&self, node: &Node, cx: &mut Cx<'_>) {
+        OutboundTls::check(self.tls.as_deref(), Need::Optional, &self.server.server, node, cx);
     }
 }

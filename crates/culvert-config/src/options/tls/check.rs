@@ -27,9 +27,14 @@ impl Need {
     ) -> Option<&'a T> {
         let used = tls.filter(|tls| self == Self::Implied || enabled(tls));
         if used.is_none() && self == Self::Required {
-            cx.error(node.place_of("tls"), "TLS is required here; add `\"tls\": {\"enabled\": true}`");
+            Self::report_missing(node, cx);
         }
         used
+    }
+
+    /// Reports that TLS is missing in the object `node`.
+    pub(crate) fn report_missing(node: &Node, cx: &mut Cx<'_>) {
+        cx.error(node.place_of("tls"), "TLS is required here; add `\"tls\": {\"enabled\": true}`");
     }
 }
 

@@ -161,7 +161,9 @@ impl InboundTls {
                 let help = "`certificate`, `certificate_path` or `certificate_provider`";
                 cx.error(node.place, format!("no certificate is given; add {help}"));
             }
-            (true, false) => cx.error(node.place, "no key is given for the certificate; add `key` or `key_path`"),
+            (true, false) => {
+                cx.error(node.place, "no key is given for the certificate; add `key` or `key_path`")
+            }
             (true, true) => {
                 certificate.check(Wanted::Certificate, node, cx);
                 key.check(Wanted::PrivateKey, node, cx);
@@ -224,7 +226,10 @@ impl InboundTls {
             cx.error(node.place_of("private_key"), message);
         }
         if reality.short_id.iter().any(|id| id.bytes().is_none()) {
-            cx.error(node.place_of("short_id"), "a short id has up to 16 hexadecimal digits, two for each byte");
+            cx.error(
+                node.place_of("short_id"),
+                "a short id has up to 16 hexadecimal digits, two for each byte",
+            );
         }
     }
 }

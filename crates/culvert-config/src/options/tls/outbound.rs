@@ -151,7 +151,10 @@ impl OutboundTls {
         let Some(tls) = need.used(tls, |tls| tls.enabled, parent, cx) else { return };
         let node = parent.get("tls").unwrap_or(parent);
         if server.is_empty() && tls.server_name.is_empty() && !tls.insecure {
-            cx.error(node.place, "there is no name to verify the server by; add `server_name`, or `insecure`");
+            cx.error(
+                node.place,
+                "there is no name to verify the server by; add `server_name`, or `insecure`",
+            );
         }
         check_words([&tls.min_version, &tls.max_version], &tls.cipher_suites, node, cx);
         tls.check_engine(node, cx);
@@ -250,7 +253,10 @@ impl OutboundTls {
             cx.error(node.place_of("public_key"), message);
         }
         if reality.short_id.bytes().is_none() {
-            cx.error(node.place_of("short_id"), "a short id has up to 16 hexadecimal digits, two for each byte");
+            cx.error(
+                node.place_of("short_id"),
+                "a short id has up to 16 hexadecimal digits, two for each byte",
+            );
         }
     }
 }
