@@ -136,6 +136,15 @@ impl Report {
         self.errors
     }
 
+    /// Takes over the errors of another look at the same sources.
+    pub(crate) fn take_errors(&mut self, other: Self) {
+        for (severity, place, message) in other.findings {
+            if severity == Severity::Error {
+                self.error(place, message);
+            }
+        }
+    }
+
     /// Drops the warnings, keeping the errors.
     pub(crate) fn forget_warnings(&mut self) {
         self.findings.retain(|(severity, ..)| *severity == Severity::Error);

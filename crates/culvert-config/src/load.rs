@@ -2,9 +2,10 @@
 
 use crate::check::check;
 use crate::cx::{Cx, Files, SystemFiles};
-use crate::diagnostics::{Diagnostic, Diagnostics};
+use crate::diagnostics::{Diagnostic, Diagnostics, Report, Severity};
 use crate::json::{self, Node, Value};
 use crate::legacy::migrate;
+use crate::merge::merge_trees;
 use crate::options::Options;
 use crate::schema::Schema;
 use crate::source::{Document, Source};
@@ -19,7 +20,7 @@ pub struct Loaded {
     pub warnings: Diagnostics,
 }
 
-/// Loads a configuration from its files, which are taken in the order given.
+/// Loads a configuration from its files. Several are merged, in the order of their names.
 ///
 /// # Errors
 /// Everything wrong with the configuration that can be found, and the warnings too.
@@ -34,7 +35,10 @@ pub fn load(sources: &[Source]) -> Result<Loaded, Diagnostics> {
 pub fn load_with(sources: &[Source], files: &dyn Files) -> Result<Loaded, Diagnostics> {
     let documents = read(sources)?;
     let mut cx = Cx::checking(files);
-    let mut root = documents.first().map(|document| document.root.clone()).unwrap_or_default();
+    let mut root = join(&documents, &mut cx.report);
+    if cx.report.errors() > 0 {
+        return Err(cx.report.finish(&documents));
+    }
     migrate(&mut root, &mut cx.report);
     let mut options = decode(&root, &mut cx);
     options.name_untagged();
@@ -51,16 +55,45 @@ pub fn schema() -> String {
 }
 
 /// Reads every source, or tells everything wrong with their syntax.
-fn read(sources: &[Source]) -> Result<Vec<Document<'_>>, Diagnostics> {
+pub(crate) fn read(sources: &[Source]) -> Result<Vec<Document<'_>>, Diagnostics> {
+    let mut sources: Vec<&Source> = sources.iter().collect();
+    sources.sort_by_key(|source| source.name());
     let mut documents = Vec::new();
     let mut errors: Vec<Diagnostic> = Vec::new();
-    for (source, index) in sources.iter().zip(0..) {
+    for (source, index) in sources.into_iter().zip(0..) {
         match Document::read(source, index) {
             Ok(document) => documents.push(document),
             Err(error) => errors.push(error),
         }
     }
+    if documents.is_empty() && errors.is_empty() {
+        errors.push(Diagnostic {
+            severity: Severity::Error,
+            file: "configuration".to_owned(),
+            line: 1,
+            column: 1,
+            path: String::new(),
+            tag: None,
+            message: "there is no file to read".to_owned(),
+        });
+    }
     if errors.is_empty() { Ok(documents) } else { Err(errors.into()) }
+}
+
+/// The tree of all documents. Several are decoded alone first, since a mistake in one of them counts even where
+/// another file takes precedence.
+pub(crate) fn join(documents: &[Document<'_>], report: &mut Report) -> Node {
+    let [document] = documents else {
+        for document in documents {
+            let mut cx = Cx::decoding();
+            let mut root = document.root.clone();
+            migrate(&mut root, &mut cx.report);
+            decode(&root, &mut cx);
+            report.take_errors(cx.report);
+        }
+        return merge_trees(documents.iter().map(|document| document.root.clone()));
+    };
+    document.root.clone()
 }
 
 pub(crate) fn decode(root: &Node, cx: &mut Cx<'_>) -> Options {

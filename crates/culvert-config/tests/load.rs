@@ -2,7 +2,7 @@
 
 use culvert_config::options::inbound::mixed::MixedInbound;
 use culvert_config::options::outbound::group::SelectorOutbound;
-use culvert_config::{Diagnostics, Loaded, Source, load};
+use culvert_config::{Diagnostics, Files, Loaded, Source, load, merge_with};
 
 fn loaded(text: &str) -> Result<Loaded, Diagnostics> {
     load(&[Source::new("c.json", text.as_bytes())])
@@ -68,4 +68,91 @@ fn chains_that_come_back_are_refused() {
     let found = errors(text);
     assert_eq!(found.len(), 1);
     assert!(found[0].ends_with("depends on itself: a -> b -> a"), "{found:?}");
+}
+
+fn sources(files: &[(&str, &str)]) -> Vec<Source> {
+    files.iter().map(|(name, text)| Source::new(*name, text.as_bytes())).collect()
+}
+
+#[test]
+fn files_are_merged_in_the_order_of_their_names() {
+    let files = sources(&[
+        (
+            "b.json",
+            r#"{"log": {"level": "warn", "timestamp": true}, "outbounds": [{"type": "block"}], "route": {"final": "x"}}"#,
+        ),
+        ("a.json", r#"{"log": {"level": "info"}, "outbounds": [{"type": "direct"}], "route": null}"#),
+    ]);
+    let options = load(&files).expect("a good configuration").options;
+    assert_eq!(options.log.level.name(), "info");
+    assert!(options.log.timestamp);
+    assert_eq!(
+        options.outbounds.iter().map(|outbound| outbound.kind.name()).collect::<Vec<_>>(),
+        ["direct", "block"]
+    );
+    assert_eq!(options.route.final_outbound.get(), None);
+}
+
+#[test]
+fn errors_name_the_file_they_are_in() {
+    let files = sources(&[
+        ("a.json", r#"{"log": {"level": "info"}, "outbounds": [{"type": "direct", "tag": "d"}]}"#),
+        ("b.json", r#"{"log": {"level": "loud"}, "outbounds": [{"type": "block", "tag": "d"}]}"#),
+    ]);
+    let errors = load(&files).expect_err("the level is unknown");
+    assert!(errors.to_string().starts_with("b.json:1:19: log.level: unknown log level `loud`"), "{errors}");
+    let files = sources(&[
+        ("a.json", r#"{"outbounds": [{"type": "direct", "tag": "d"}]}"#),
+        ("b.json", r#"{"outbounds": [{"type": "block", "tag": "d"}]}"#),
+    ]);
+    let errors = load(&files).expect_err("the tag is not unique");
+    assert_eq!(
+        errors.to_string(),
+        "b.json:1:41: outbounds[0] \"d\" .tag: duplicate outbound or endpoint tag `d`"
+    );
+}
+
+#[test]
+fn syntax_errors_of_all_files_are_told() {
+    let files = sources(&[("a.json", "{\n  \"log\": {},\n  \"x\" 1\n}"), ("b.json", "")]);
+    let errors = load(&files).expect_err("both are broken");
+    assert_eq!(
+        errors.to_string(),
+        "a.json:3:7: expected `:` after the key, found `1`\nb.json:1:1: expected a value, but the file ends here"
+    );
+    assert!(load(&[]).is_err());
+}
+
+struct OneFile;
+
+impl Files for OneFile {
+    fn read(&self, path: &std::path::Path) -> std::io::Result<Vec<u8>> {
+        match path.to_str() {
+            Some("c.crt") => Ok(b"one\ntwo\n".to_vec()),
+            _ => Err(std::io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+#[test]
+fn merging_puts_files_beside_their_paths() {
+    let text = r#"{"inbounds": [{"type": "http", "tls": {"enabled": true, "certificate_path": "c.crt", "key_path": "no"}}]}"#;
+    let merged = merge_with(&sources(&[("a.json", text)]), &OneFile).expect("a good configuration");
+    let expected = r#"{
+  "inbounds": [
+    {
+      "type": "http",
+      "tls": {
+        "enabled": true,
+        "certificate": [
+          "one",
+          "two"
+        ],
+        "certificate_path": "c.crt",
+        "key_path": "no"
+      }
+    }
+  ]
+}"#;
+    assert_eq!(merged, expected);
 }

@@ -129,6 +129,7 @@ const PEER_KEYS: [(&str, &str); 6] = [
 const WIREGUARD_GONE: [&str; 6] = ["type", "peers", "peer_public_key", "gso", "network", "domain_strategy"];
 
 fn move_wireguard(root: &mut Node, report: &mut Report) {
+    section_mut(root, "outbounds").iter_mut().for_each(|outbound| block_empty_wireguard(outbound, report));
     if !section(root, "outbounds").iter().any(|outbound| type_of(outbound) == "wireguard") {
         return;
     }
@@ -151,6 +152,19 @@ fn move_wireguard(root: &mut Node, report: &mut Report) {
         && let Some(route) = root.get_or_insert("route", Value::Object(vec![]))
     {
         route.set("final", text(tag, place));
+    }
+}
+
+/// An outbound with nothing but its type has no key, so it never let anything through. As an endpoint it would be
+/// refused for that; what it did is `block`.
+fn block_empty_wireguard(outbound: &mut Node, report: &mut Report) {
+    let only_named = |entry: &Entry| matches!(&*entry.key, "type" | "tag");
+    if type_of(outbound) == "wireguard" && outbound.as_object().unwrap_or_default().iter().all(only_named) {
+        let place = outbound.place_of("type");
+        let message = "a wireguard outbound is now an endpoint: \"endpoints\": [{\"type\": \"wireguard\"}]; \
+                       this one has no key and refuses everything, as `\"type\": \"block\"` does";
+        report.warn(place, message);
+        outbound.set("type", text("block", place));
     }
 }
 

@@ -219,6 +219,11 @@ impl RuleSet {
             let message = format!("with several tags `{key}` needs `{{tag}}` where they differ");
             cx.error(node.place_of(key), message);
         }
+        if let RuleSetKind::Local(local) = &self.kind {
+            for tag in &self.tags {
+                cx.read_file(node.place_of("path"), &local.path.replace("{tag}", tag));
+            }
+        }
         if format == RuleSetFormat::Unset {
             let message = format!("`format` is missing, and `{key}` does not end in .json or .srs");
             cx.error(node.place, message);
@@ -247,7 +252,7 @@ impl OptionValue for RuleSet {
             let keys = Keys { elsewhere: &["type", "tag"], unknown: UnknownKeys::Refuse, exact: true };
             table::decode_with(table, keys, node, cx);
             self.kind.take_format_from_path();
-            if cx.report.errors() == errors {
+            if cx.report.errors() == errors && cx.is_checking() {
                 self.check(node, cx);
             }
         });
