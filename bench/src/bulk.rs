@@ -236,7 +236,11 @@ pub(crate) fn verify_streams(
     });
     let faults: Vec<String> = faults.into_iter().chain(target.take_faults(count)).collect();
     chain.check()?;
-    if faults.is_empty() { Ok(()) } else { Err(Failure::Integrity(faults.join("; "))) }
+    match faults.len() {
+        0 => Ok(()),
+        1..=2 => Err(Failure::Integrity(faults.join("; "))),
+        count => Err(Failure::Integrity(format!("{}; {}; and {} more", faults[0], faults[1], count - 2))),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn both_relays_carry_bytes_and_half_closes() {
+    fn both_relays_carry_bytes_both_ways() {
         for mode in Mode::ALL {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let address = listener.local_addr().unwrap();
