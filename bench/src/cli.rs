@@ -142,6 +142,9 @@ struct Stress {
     /// Seconds of load
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     time: Option<Duration>,
+    /// Seconds that the program is left alone afterwards
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    reclaim: Option<Duration>,
 }
 
 #[derive(Args)]
@@ -280,7 +283,7 @@ impl Stress {
             idle: self.idle.into(),
             loaded: self.connections.into(),
             load: common.time(self.time, 2000, 5000),
-            reclaim: common.time(None, 5000, 60_000),
+            reclaim: common.time(self.reclaim, 5000, 60_000),
             rounds: common.rounds(2, 3),
         };
         common.carry_out(|context| stress::run(context, &settings))
