@@ -39,16 +39,23 @@ impl Proxy {
     ) -> Result<Self> {
         let port = Port::reserve()?;
         inbound["tag"] = "in".into();
-        inbound["listen"] = "127.0.0.1".into();
+        if inbound.get("listen").is_none() {
+            inbound["listen"] = "127.0.0.1".into();
+        }
         inbound["listen_port"] = port.number().into();
         outbound["tag"] = "out".into();
         let config = json!({ "log": { "level": "debug" }, "inbounds": [inbound], "outbounds": [outbound] });
         Ok(Self { peer: program.serve_limited(&config, open_files).await?, port })
     }
 
-    /// Where the inbound listens.
+    /// Where the inbound listens, if nothing else was said.
     pub(crate) fn address(&self) -> SocketAddr {
         self.port.v4()
+    }
+
+    /// Where it listens if it was told to do so on `::`.
+    pub(crate) fn address_v6(&self) -> SocketAddr {
+        self.port.v6()
     }
 
     pub(crate) fn usage(&self) -> Result<Usage> {

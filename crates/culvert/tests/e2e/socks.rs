@@ -44,6 +44,36 @@ fn handshake_may_come_byte_by_byte() {
     });
 }
 
+/// Listening on `::` serves both families, and each association's relay is of its client's family.
+#[test]
+fn one_listener_serves_both_families() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let origin = Origin::start().await?;
+        let proxy =
+            Proxy::start(&program, json!({ "type": "mixed", "listen": "::" }), json!({ "type": "direct" }))
+                .await?;
+        for address in [proxy.address(), proxy.address_v6()] {
+            for target in [origin.banner_port().v4(), origin.banner_port().v6()] {
+                for protocol in [Protocol::Socks5, Protocol::Http] {
+                    let mut stream = client::connect(protocol, address, None, &target.into()).await?;
+                    let banner = read_exactly::<{ BANNER.len() }>(&mut stream).await?;
+                    ensure!(banner == *BANNER, "{protocol:?} at {address} to {target}");
+                }
+            }
+            for target in [origin.port().v4(), origin.port().v6()] {
+                let association = Association::open(address, None).await?;
+                association.send_to(&target.into(), b"hello").await?;
+                let receiving = tokio::time::timeout(STEP, association.recv()).await;
+                let (from, data) =
+                    receiving.map_err(|_| format!("no answer at {address} from {target}"))??;
+                ensure!(data == b"hello" && from == target.into(), "{data:?} at {address} from {from}");
+            }
+        }
+        Ok(())
+    });
+}
+
 /// Replies that no RFC knows end the attempt, not the program.
 #[test]
 fn odd_replies_of_a_socks_server_are_failures() {

@@ -77,6 +77,9 @@ links! {
     socks4: || json!({ "type": "socks", "version": "4" }) => || json!({ "type": "socks" }), TCP_V4;
     socks4a: || json!({ "type": "socks", "version": "4a" }) => || json!({ "type": "socks" }), TCP_V4;
     socks5: || json!({ "type": "socks" }) => || json!({ "type": "socks" }), ALL;
+    socks5_uot: || json!({ "type": "socks", "udp_over_tcp": true }) => || json!({ "type": "socks" }), ALL;
+    socks5_uot_1: || json!({ "type": "socks", "udp_over_tcp": { "enabled": true, "version": 1 } })
+        => || json!({ "type": "mixed" }), ALL;
     socks5_users: || with_user(json!({ "type": "socks", "version": "5" })) => || for_users("socks"), ALL;
     http: || json!({ "type": "http" }) => || json!({ "type": "http" }), TCP;
     http_users: || with_user(json!({ "type": "http" })) => || for_users("http"), TCP;
