@@ -374,3 +374,73 @@ fn split(comments: Vec<Comment>, after: &mut Vec<String>, pending: &mut Vec<Stri
 fn texts(comments: Vec<Comment>) -> Vec<String> {
     comments.into_iter().map(|comment| comment.text).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::{write, write_line};
+
+    fn line(text: &str) -> String {
+        read(text, 0)
+            .map_or_else(|error| format!("{}: {}", error.offset, error.message), |node| write_line(&node))
+    }
+
+    #[test]
+    fn comments_and_trailing_commas_are_no_content() {
+        assert_eq!(
+            line("// a\n{\"x\": [1, 2,], # b\n /* c */ \"y\": {},}\n// d"),
+            "{\"x\": [1, 2], \"y\": {}}"
+        );
+        assert_eq!(
+            line("{\"x\": \"// no /* comment */ # here\"}"),
+            "{\"x\": \"// no /* comment */ # here\"}"
+        );
+        assert_eq!(line("[] /"), "3: a lone `/`; a comment begins with `//`, `/*` or `#`");
+        assert_eq!(line("[] /* a"), "3: this comment is never closed");
+        assert_eq!(line("[/*/ 1 */ 2]"), "[2]");
+    }
+
+    #[test]
+    fn strings_may_hold_anything_escaped() {
+        assert_eq!(line(r#""\u00e9\ud83d\ude00\n\/\"""#), "\"é😀\\n/\\\"\"");
+        assert_eq!(line(r#""\ud83d-""#), "\"\u{fffd}-\"");
+        assert_eq!(line(r#""\ud83dA""#), "\"\u{fffd}A\"");
+        assert_eq!(line("\"a\tb\""), "2: control character U+0009 inside a string; write it as \\u0009");
+        assert_eq!(line(r#""\x""#), "2: expected one of `\"\\/bfnrtu` after a backslash, found `x`");
+        assert_eq!(line(r#""\u12g4""#), "1: `\\u` needs four hexadecimal digits");
+        assert_eq!(line("[\"a]"), "1: this string is never closed");
+    }
+
+    #[test]
+    fn numbers_keep_their_text() {
+        assert_eq!(line("[-0, 1.50, 2e+3, 12345678901234567890]"), "[-0, 1.50, 2e+3, 12345678901234567890]");
+        for text in ["01", "1.", ".5", "-", "1e", "+1", "0x10", "1a"] {
+            assert!(read(text, 0).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_cut_is_an_error_and_no_panic() {
+        let text = "{\"a\": [true, null, -1.5e3, \"\\u00e9\"], /* c */ \"b\": {\"c\": false}} // end";
+        let whole = read(text, 0).expect("the whole is JSON");
+        let end = text.rfind('}').expect("there is a bracket") + 1;
+        for cut in (0..end).filter(|&cut| text.is_char_boundary(cut)) {
+            assert!(read(&text[..cut], 0).is_err(), "{}", &text[..cut]);
+        }
+        assert_eq!(read(&text[..end], 0).as_ref(), Ok(&whole));
+    }
+
+    #[test]
+    fn depth_is_limited() {
+        assert!(read(&"[".repeat(1_000_000), 0).is_err_and(|error| error.message.contains("deeper")));
+        let text = format!("{}{}", "[".repeat(MAX_DEPTH), "]".repeat(MAX_DEPTH));
+        assert!(read(&text, 0).is_ok());
+    }
+
+    #[test]
+    fn what_is_written_reads_the_same() {
+        let text = "{\n  \"a\": [\n    1, // one\n    // own line\n    {} // two\n    // end\n  ]\n}";
+        let node = read(text, 0).expect("the text is JSON");
+        assert_eq!(write(&node), text);
+    }
+}
