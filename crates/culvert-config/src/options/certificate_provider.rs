@@ -249,10 +249,9 @@ impl CloudflareOriginCaProvider {
         }
         match (self.api_token.is_empty(), self.origin_ca_key.is_empty()) {
             (true, true) => cx.error(node.place, "`api_token` or `origin_ca_key` is missing"),
-            (false, false) => cx.error(
-                node.place_of("origin_ca_key"),
-                "`api_token` and `origin_ca_key` exclude each other",
-            ),
+            (false, false) => {
+                cx.error(node.place_of("origin_ca_key"), "`api_token` and `origin_ca_key` exclude each other")
+            }
             _ => {}
         }
     }

@@ -92,7 +92,10 @@ impl HttpClientOptions {
     fn check_parts(&self, node: &Node, cx: &mut Cx<'_>) {
         for key in self.foreign_keys().iter().filter(|key| node.get(key).is_some()) {
             let version = self.version.number();
-            cx.error(node.place_of(key), format!("an HTTP client of version {version} has no option `{key}`"));
+            cx.error(
+                node.place_of(key),
+                format!("an HTTP client of version {version} has no option `{key}`"),
+            );
         }
         self.engine.check("engine", node, cx);
         if self.engine.get() == Some(HttpEngine::Apple) && !cfg!(target_vendor = "apple") {

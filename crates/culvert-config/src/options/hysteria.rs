@@ -106,7 +106,8 @@ impl Gecko {
         check_password(&self.password, node, cx);
         let (min, max) = self.packet_sizes();
         if min <= 0 || min > max || max > Self::LIMIT {
-            let message = format!("packet sizes from {min} to {max} are no range inside 1 to {}", Self::LIMIT);
+            let message =
+                format!("packet sizes from {min} to {max} are no range inside 1 to {}", Self::LIMIT);
             cx.error(node.place, message);
         }
     }

@@ -144,7 +144,8 @@ mod tests {
         assert_eq!(fault(&format!("{KEY_16}:{KEY_8}")).as_deref(), Some(short));
         assert!(fault("").is_some() && fault("???").is_some());
         assert!(ShadowsocksMethod::Blake3Aes256Gcm.client_fault(KEY_16).is_some());
-        let chain = "YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=:YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=";
+        let chain =
+            "YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=:YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=";
         assert!(ShadowsocksMethod::Blake3ChaCha20Poly1305.client_fault(chain).is_some());
         assert_eq!(ShadowsocksMethod::Blake3Aes256Gcm.client_fault(chain), None);
     }

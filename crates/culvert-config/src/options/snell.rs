@@ -27,13 +27,7 @@ choices! {
 }
 
 /// Checks the options that depend on the version. `old` is the version with `obfs_*`; the other one is 6.
-pub(crate) fn check_version(
-    version: u8,
-    old: u8,
-    [obfs, mode]: [&[&str]; 2],
-    node: &Node,
-    cx: &mut Cx<'_>,
-) {
+pub(crate) fn check_version(version: u8, old: u8, [obfs, mode]: [&[&str]; 2], node: &Node, cx: &mut Cx<'_>) {
     let foreign = match version {
         0 => {
             cx.error(node.place, format!("Snell needs a `version`: {old} or 6"));

@@ -45,7 +45,7 @@ options! {
         /// Name in rules and logs; the index in the list when absent.
         name: String,
         /// Id.
-        uuid: Uuid,
+        uuid: Secret<Uuid>,
         /// Password.
         password: Secret<String>,
     }

@@ -2,8 +2,8 @@
 
 use crate::cx::Cx;
 use crate::json::Node;
-use crate::options::hysteria::{InboundRealm, Obfuscation, bytes_per_second};
 use crate::options::http_fields::QuicOptions;
+use crate::options::hysteria::{InboundRealm, Obfuscation, bytes_per_second};
 use crate::options::listen::ListenOptions;
 use crate::options::quic::BbrProfile;
 use crate::options::tls::{InboundTls, Need};

@@ -61,7 +61,8 @@ impl ShadowsocksInbound {
         };
         let place = node.get("method").map_or(node.place, |method| method.place);
         if method.is_stream() {
-            let message = format!("`{}` is not safe enough for an inbound; only outbounds have it", method.name());
+            let message =
+                format!("`{}` is not safe enough for an inbound; only outbounds have it", method.name());
             cx.error(place, message);
             return;
         }
@@ -71,7 +72,10 @@ impl ShadowsocksInbound {
             return;
         }
         if !self.destinations.is_empty() && !method.is_2022() {
-            cx.error(place, format!("`destinations` need a method of the 2022 edition, not `{}`", method.name()));
+            cx.error(
+                place,
+                format!("`destinations` need a method of the 2022 edition, not `{}`", method.name()),
+            );
             return;
         }
         // Without keys of the 2022 edition, users have passwords in place of the common one.

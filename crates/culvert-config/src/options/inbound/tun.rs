@@ -227,7 +227,8 @@ impl OptionValue for MacAddress {
         match Self::parse(text) {
             Some(address) => *self = address,
             None => {
-                let message = format!("bad hardware address `{text}`; write for example \"02:00:5e:10:00:01\"");
+                let message =
+                    format!("bad hardware address `{text}`; write for example \"02:00:5e:10:00:01\"");
                 cx.error(node.place, message);
             }
         }

@@ -84,9 +84,13 @@ impl TrojanInbound {
     fn check_users_and_fallbacks(&self, node: &Node, cx: &mut Cx<'_>) {
         check_carrier(self.tls.as_deref(), &self.transport, node, cx);
         let has_tls = self.tls.as_ref().is_some_and(|tls| tls.enabled);
-        let has_fallback = self.fallback_for_alpn.iter().any(|(_, server)| *server != ServerOptions::default());
+        let has_fallback =
+            self.fallback_for_alpn.iter().any(|(_, server)| *server != ServerOptions::default());
         if has_fallback && !has_tls {
-            cx.error(node.place_of("fallback_for_alpn"), "`fallback_for_alpn` needs TLS, which tells the ALPN");
+            cx.error(
+                node.place_of("fallback_for_alpn"),
+                "`fallback_for_alpn` needs TLS, which tells the ALPN",
+            );
         }
         let items = node.get("users").and_then(Node::as_array).unwrap_or_default();
         let mut owners = HashMap::new();

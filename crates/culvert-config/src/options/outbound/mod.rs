@@ -1,14 +1,36 @@
 //! `outbounds`: one file per type or group of types that share their options.
 
+pub mod anytls;
+pub mod bridge;
 pub mod direct;
 pub mod group;
 pub mod http;
+pub mod hysteria;
+pub mod naive;
+pub mod shadowsocks;
+pub mod shadowtls;
+pub mod snell;
 pub mod socks;
+pub mod ssh;
+pub mod tor;
+pub mod tuic;
+pub mod vmess;
 
+use anytls::AnyTlsOutbound;
+use bridge::BridgeOutbound;
 use direct::{BlockOutbound, DirectOutbound};
 use group::{SelectorOutbound, UrlTestOutbound};
 use http::HttpOutbound;
+use hysteria::{Hysteria2Outbound, HysteriaOutbound};
+use naive::NaiveOutbound;
+use shadowsocks::ShadowsocksOutbound;
+use shadowtls::ShadowTlsOutbound;
+use snell::SnellOutbound;
 use socks::SocksOutbound;
+use ssh::SshOutbound;
+use tor::TorOutbound;
+use tuic::TuicOutbound;
+use vmess::{TrojanOutbound, VlessOutbound, VmessOutbound};
 
 use crate::table::kinds;
 
@@ -19,6 +41,8 @@ kinds! {
         Direct(DirectOutbound) = "direct",
         /// Refuses everything.
         Block(BlockOutbound) = "block",
+        /// Packets straight to an interface of the system.
+        Bridge(BridgeOutbound) = "bridge",
         /// One of several outbounds, chosen by hand.
         Selector(SelectorOutbound) = "selector",
         /// One of several outbounds, chosen by delay.
@@ -27,5 +51,31 @@ kinds! {
         Socks(SocksOutbound) = "socks",
         /// HTTP CONNECT.
         Http(HttpOutbound) = "http",
+        /// Shadowsocks.
+        Shadowsocks(ShadowsocksOutbound) = "shadowsocks",
+        /// VMess.
+        Vmess(VmessOutbound) = "vmess",
+        /// VLESS.
+        Vless(VlessOutbound) = "vless",
+        /// Trojan.
+        Trojan(TrojanOutbound) = "trojan",
+        /// Naive.
+        Naive(NaiveOutbound) = "naive",
+        /// Hysteria.
+        Hysteria(HysteriaOutbound) = "hysteria",
+        /// Hysteria 2.
+        Hysteria2(Hysteria2Outbound) = "hysteria2",
+        /// TUIC.
+        Tuic(TuicOutbound) = "tuic",
+        /// ShadowTLS.
+        ShadowTls(ShadowTlsOutbound) = "shadowtls",
+        /// AnyTLS.
+        AnyTls(AnyTlsOutbound) = "anytls",
+        /// Snell.
+        Snell(SnellOutbound) = "snell",
+        /// SSH.
+        Ssh(SshOutbound) = "ssh",
+        /// Tor.
+        Tor(TorOutbound) = "tor",
     }
 }

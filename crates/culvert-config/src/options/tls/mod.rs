@@ -4,7 +4,7 @@ mod check;
 pub mod inbound;
 pub mod outbound;
 
-pub(crate) use check::{Need, Wanted, check_pem, check_unused};
+pub(crate) use check::{Need, check_unused};
 pub use inbound::InboundTls;
 pub use outbound::OutboundTls;
 
