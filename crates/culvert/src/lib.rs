@@ -1,1 +1,11 @@
-//! placeholder
+//! Culvert: a universal proxy core that takes sing-box configurations.
+//!
+//! The program is [`cli::main`]. Embedded, load options with [`culvert_config::load`], then build and start an
+//! [`instance::Instance`].
+
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod instance;
+pub mod log;
+mod router;
