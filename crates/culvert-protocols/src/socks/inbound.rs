@@ -80,7 +80,8 @@ impl SocksServer {
     ) -> Result<(), ServeError> {
         self.authenticate(&mut conn, &mut early, &mut session).await?;
         let request = match read_message(&mut conn, &mut early, MAX_MESSAGE, Request::decode).await {
-            Err(error @ ServeError::Invalid(_)) => {
+            // Of the parts of a request, only the address can be of a kind that we do not know.
+            Err(error @ ServeError::Invalid(_)) if early.front().first() == Some(&VERSION_5) => {
                 return refuse_5(conn, ReplyCode::ADDRESS_TYPE, error).await;
             }
             other => other?,
