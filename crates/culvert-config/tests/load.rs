@@ -38,7 +38,7 @@ fn every_error_is_told_with_its_place() {
   "log": {"level": "verbose"},
   "outbounds": [
     {"type": "socks", "tag": "jp", "sever": "x", "server_port": 70000},
-    {"type": "freedom"},
+    {"type": "sokcs"},
     {}
   ],
   "route": {"rules": [{"domain": 5}], "final": "jq"}
@@ -50,8 +50,7 @@ fn every_error_is_told_with_its_place() {
              error, fatal, panic",
             "c.json:4:36: outbounds[0] \"jp\" .sever: unknown field `sever`, did you mean `server`?",
             "c.json:4:65: outbounds[0] \"jp\" .server_port: 70000 is out of range, which is 0 to 65535",
-            "c.json:5:14: outbounds[1].type: unknown outbound type `freedom`; known are direct, block, selector, \
-             urltest, socks, http",
+            "c.json:5:14: outbounds[1].type: unknown outbound type `sokcs`, did you mean `socks`?",
             "c.json:6:5: outbounds[2]: this outbound has no `type`",
             "c.json:8:34: route.rules[0].domain: expected a string, found a number",
             "c.json:8:48: route.final: there is no outbound or endpoint `jq`, did you mean `jp`?",

@@ -4,6 +4,7 @@ pub mod certificate;
 pub mod certificate_provider;
 pub mod dial;
 pub mod dns;
+pub mod experimental;
 pub mod http_client;
 pub mod http_fields;
 pub mod hysteria;

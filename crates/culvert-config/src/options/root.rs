@@ -3,6 +3,7 @@
 use super::certificate::CertificateOptions;
 use super::certificate_provider::CertificateProviderKind;
 use super::dns::DnsOptions;
+use super::experimental::ExperimentalOptions;
 use super::http_client::TaggedHttpClient;
 use super::inbound::InboundKind;
 use super::log::LogOptions;
@@ -37,6 +38,8 @@ options! {
         outbounds: Vec<Tagged<OutboundKind>>,
         /// Which connection goes where.
         route: RouteOptions,
+        /// The cache file, APIs and knobs for debugging.
+        experimental: ExperimentalOptions,
     }
 }
 

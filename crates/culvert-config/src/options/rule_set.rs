@@ -1,6 +1,7 @@
 //! `route.rule_set`: named sets of conditions, inline, in a file or fetched.
 
 use super::dial::InterfaceType;
+use super::http_client::HttpClientReference;
 use super::rule::{Condition, Match, check_no_empty_item};
 use crate::cx::{Cx, Definition, Space};
 use crate::json::{Entry, Node, Value};
@@ -53,6 +54,8 @@ options! {
         url: String,
         /// File to use until it is fetched for the first time.
         initial_path: String,
+        /// HTTP client to fetch with; the default one when absent.
+        http_client: Option<HttpClientReference>,
         /// Outbound to fetch through; moved to `http_client`.
         download_detour: OutboundTag [hidden],
         /// Time between fetches; one day when absent.
@@ -165,6 +168,10 @@ impl RemoteRuleSet {
             let message =
                 format!("`download_detour` is old; write `\"http_client\": {{\"detour\": \"{detour}\"}}`");
             cx.warn(node.place_of("download_detour"), message);
+            if self.http_client.is_some() {
+                let place = node.place_of("download_detour");
+                cx.error(place, "`http_client` and `download_detour` exclude each other");
+            }
         }
     }
 }
