@@ -120,6 +120,19 @@ impl Schema {
         description: Option<String>,
         required: impl IntoIterator<Item = &'a str>,
     ) -> Node {
+        let mut object = Self::open_object(properties, description, required);
+        if let Some(entries) = object.as_object_mut() {
+            entries.push(Entry::new("additionalProperties", Node::bool(false)));
+        }
+        object
+    }
+
+    /// An object with these properties, for parts that together make up a whole; see [`Self::all_of`].
+    pub(crate) fn open_object<'a>(
+        properties: Vec<Entry>,
+        description: Option<String>,
+        required: impl IntoIterator<Item = &'a str>,
+    ) -> Node {
         let required: Vec<Node> = required.into_iter().map(Node::string).collect();
         let mut entries = vec![Entry::new("type", Node::string("object"))];
         entries.extend(description.map(|text| Entry::new("description", Node::string(text))));
@@ -127,8 +140,16 @@ impl Schema {
         if !required.is_empty() {
             entries.push(Entry::new("required", Node::array(required)));
         }
-        entries.push(Entry::new("additionalProperties", Node::bool(false)));
         Value::Object(entries).into()
+    }
+
+    /// An object whose properties are those of all parts.
+    pub(crate) fn all_of(parts: impl IntoIterator<Item = Node>) -> Node {
+        Node::object([
+            ("type", Node::string("object")),
+            ("allOf", Node::array(parts)),
+            ("unevaluatedProperties", Node::bool(false)),
+        ])
     }
 
     fn object_of(&mut self, table: &dyn Table) -> Node {
@@ -141,4 +162,53 @@ impl Schema {
 fn describe(doc: &str) -> Option<String> {
     let text = doc.split_whitespace().collect::<Vec<_>>().join(" ");
     Some(text).filter(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+
+    #[test]
+    fn every_reference_leads_to_a_definition() {
+        let document = Schema::document(&Options::default());
+        let definitions = document.get("$defs").expect("there are definitions");
+        let mut references = 0;
+        visit(&document, &mut |node| {
+            if let Some(target) = node.get("$ref").and_then(Node::as_str) {
+                let name = target.strip_prefix("#/$defs/").expect("a definition of this document");
+                assert!(definitions.get(name).is_some_and(|found| !found.is_zero()), "{name}");
+                references += 1;
+            }
+        });
+        assert!(references > 100, "{references}");
+    }
+
+    #[test]
+    fn tags_and_descriptions_are_told() {
+        let document = Schema::document(&Options::default());
+        let route =
+            document.get("$defs").and_then(|defs| defs.get("RouteOptions")).expect("the route section");
+        let last =
+            route.get("properties").and_then(|properties| properties.get("final")).expect("its last resort");
+        assert_eq!(last.get("x-tag-reference").and_then(Node::as_str), Some("outbound"));
+        assert!(
+            last.get("description")
+                .and_then(Node::as_str)
+                .is_some_and(|text| text.starts_with("Outbound when"))
+        );
+        assert!(
+            route.get("properties").is_some_and(|properties| properties.get("geoip").is_none()),
+            "hidden"
+        );
+    }
+
+    fn visit(node: &Node, look: &mut impl FnMut(&Node)) {
+        look(node);
+        match &node.value {
+            Value::Array(items) => items.iter().for_each(|item| visit(item, look)),
+            Value::Object(entries) => entries.iter().for_each(|entry| visit(&entry.node, look)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
 }

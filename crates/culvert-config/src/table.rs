@@ -120,17 +120,36 @@ pub(crate) fn decode_fields(fields: &mut [FieldMut<'_>], keys: Keys<'_>, node: &
             continue;
         }
         let Some(field) = field_of(fields, keys, entry, cx) else { continue };
-        // Sections of the same name add up, as in sing-box; of anything else the last one counts.
-        let overridden = entry.node.as_object().is_none()
-            && entries[index + 1..].iter().any(|later| later.key == entry.key && !later.node.is_null());
-        if overridden {
-            cx.warn(entry.key_place, format!("`{}` is written twice; the last one counts", entry.key));
+        let earlier: Vec<&Node> = same_key(&entries[..index], entry).collect();
+        if same_key(&entries[index + 1..], entry).next().is_some() {
+            // The last one decodes all of them.
         } else if entry.node.is_null() {
             field.value.decode_null(&entry.node, cx);
-        } else {
+        } else if earlier.is_empty() {
             field.value.decode(&entry.node, cx);
+        } else {
+            cx.warn(entry.key_place, format!("`{}` is written more than once", entry.key));
+            field.value.decode(&joined(&earlier, &entry.node), cx);
         }
     }
+}
+
+/// Other values under the key of `entry`; a `null` says nothing.
+fn same_key<'a>(entries: &'a [Entry], entry: &Entry) -> impl Iterator<Item = &'a Node> {
+    entries
+        .iter()
+        .filter(move |other| other.key == entry.key && !other.node.is_null())
+        .map(|other| &other.node)
+}
+
+/// What a repeated key means, as in sing-box: objects add up, and of anything else the last one counts.
+fn joined(earlier: &[&Node], last: &Node) -> Node {
+    let mut joined = last.clone();
+    if let Some(entries) = joined.as_object_mut() {
+        let before = earlier.iter().filter_map(|node| node.as_object()).flatten().cloned();
+        entries.splice(0..0, before);
+    }
+    joined
 }
 
 fn field_of<'f, 'a>(

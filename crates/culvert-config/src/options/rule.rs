@@ -206,7 +206,7 @@ pub(crate) fn check_no_empty_item<'a>(
 
 kinds! {
     /// What happens to a connection that matches a route rule.
-    pub enum RouteAction: "rule action" in [] {
+    pub enum RouteAction: "rule" in [] {
         /// Goes to an outbound. Ends the rules.
         Route(RouteTo) = "route",
         /// Sets options and goes on.
@@ -508,21 +508,20 @@ impl<M: Match, A: Kind> OptionValue for Rule<M, A> {
         false
     }
 
-    /// Every form of condition with every action.
+    /// One form of condition beside one action.
     fn schema(&self, schema: &mut Schema) -> Node {
-        let forms = Condition::<M>::schema_forms(schema);
-        let actions = A::all();
+        let conditions = Condition::<M>::schema_forms(schema);
+        let conditions = conditions.map(|properties| Schema::open_object(properties, None, []));
         let default = A::default();
-        let mut rules = Vec::new();
-        for condition in &forms {
-            for action in &actions {
-                let mut properties = condition.clone();
-                properties.push(Entry::new("action", Schema::constant(action.name())));
+        let actions: Vec<Node> = A::all()
+            .iter()
+            .map(|action| {
+                let mut properties = vec![Entry::new("action", Schema::constant(action.name()))];
                 properties.extend(table::schema_properties(action.table(), schema));
                 let required = (action.name() != default.name()).then_some("action");
-                rules.push(Schema::object(properties, None, required));
-            }
-        }
-        Schema::any_of(rules)
+                Schema::open_object(properties, None, required)
+            })
+            .collect();
+        Schema::all_of([Schema::any_of(conditions), Schema::any_of(actions)])
     }
 }

@@ -199,7 +199,7 @@ impl OptionValue for MatchResponse {
 
 kinds! {
     /// What happens to a query that matches a DNS rule.
-    pub enum DnsAction: "DNS rule action" in [] {
+    pub enum DnsAction: "DNS rule" in [] {
         /// Asks a server. Ends the rules.
         Route(DnsRoute) = "route",
         /// Asks a server, keeps the answer for later rules, and goes on.
