@@ -2,6 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::failure::Failure;
 
@@ -18,8 +24,7 @@ pub(crate) struct Identity {
 impl Identity {
     /// Makes a key and a certificate in `folder`.
     pub(crate) fn create(folder: &Path) -> Result<Self, Failure> {
-        let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()])
-            .map_err(|error| Failure::Usage(format!("cannot make a certificate: {error}")))?;
+        let made = generate()?;
         let identity = Self::example(folder);
         let write =
             |path: &Path, pem: String| fs::write(path, pem).map_err(Failure::file("cannot write", path));
@@ -32,4 +37,46 @@ impl Identity {
     pub(crate) fn example(folder: &Path) -> Self {
         Self { certificate: folder.join("certificate.pem"), key: folder.join("key.pem") }
     }
+}
+
+/// Both ends' settings for TLS between the load generator's own ends: HTTPS as a browser's first visit, without resumption.
+pub(crate) struct OwnTls {
+    pub(crate) server: Arc<ServerConfig>,
+    pub(crate) client: Arc<ClientConfig>,
+}
+
+impl OwnTls {
+    pub(crate) fn create() -> Result<Self, Failure> {
+        let made = generate()?;
+        let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(refuse)?;
+        let certificate = made.cert.der().clone();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).map_err(refuse)?;
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .and_then(|builder| builder.with_no_client_auth().with_single_cert(vec![certificate], key))
+            .map_err(refuse)?;
+        server.send_tls13_tickets = 0;
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(refuse)?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        client.resumption = Resumption::disabled();
+        Ok(Self { server: Arc::new(server), client: Arc::new(client) })
+    }
+
+    /// The name that clients expect.
+    pub(crate) fn server_name() -> Result<ServerName<'static>, rustls::pki_types::InvalidDnsNameError> {
+        ServerName::try_from(SERVER_NAME)
+    }
+}
+
+fn generate() -> Result<rcgen::CertifiedKey<rcgen::KeyPair>, Failure> {
+    rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()]).map_err(refuse)
+}
+
+fn refuse(error: impl ToString) -> Failure {
+    Failure::Usage(format!("cannot make a certificate: {}", error.to_string()))
 }

@@ -1,9 +1,14 @@
-//! Objects fetched over HTTP/1.1, as a browser or a package client would: `GET /BYTES`.
+//! Objects fetched over HTTP/1.1 or HTTPS, as a browser or a package client would: `GET /BYTES`.
 
 use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, StreamOwned};
+
 use crate::chain::Route;
+use crate::identity::OwnTls;
 
 /// Longest request head that the target reads.
 const HEAD: usize = 4096;
@@ -20,34 +25,88 @@ pub(crate) struct Fetch {
     pub(crate) total: Duration,
 }
 
-/// Fetches an object of `size` bytes on a new connection.
-pub(crate) fn fetch(route: Route, size: usize) -> io::Result<Fetch> {
+/// Fetches an object of `size` bytes on a new connection, over TLS where `tls` says how.
+pub(crate) fn fetch(route: Route, tls: Option<&Arc<ClientConfig>>, size: usize) -> io::Result<Fetch> {
     let began = Instant::now();
-    let mut stream = route.connect()?;
+    let stream = route.connect()?;
     let connected = began.elapsed();
-    let request = format!("GET /{size} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", route.target);
-    stream.write_all(request.as_bytes())?;
-    let mut buffer = vec![0; 256 * 1024];
-    let mut held = stream.read(&mut buffer)?;
-    let first_byte = began.elapsed();
-    let head = loop {
-        if let Some(end) = end_of_head(&buffer[..held]) {
-            break end;
-        }
-        let count = stream.read(&mut buffer[held..])?;
-        if count == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        held += count;
-    };
-    let mut body = held - head;
-    while body < size {
-        match stream.read(&mut buffer)? {
-            0 => return Err(io::Error::other(format!("ended after {body} of {size} bytes"))),
-            count => body += count,
+    let timed = Timed { began, connected };
+    match tls {
+        None => timed.fetch(stream, route, size),
+        Some(config) => {
+            let name = OwnTls::server_name().map_err(io::Error::other)?;
+            let session = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+            timed.fetch(StreamOwned::new(session, stream), route, size)
         }
     }
-    Ok(Fetch { connected, first_byte, total: began.elapsed() })
+}
+
+/// A fetch whose connection stands.
+struct Timed {
+    began: Instant,
+    connected: Duration,
+}
+
+impl Timed {
+    fn fetch(self, mut stream: impl Read + Write, route: Route, size: usize) -> io::Result<Fetch> {
+        let Self { began, connected } = self;
+        let request = format!("GET /{size} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", route.target);
+        stream.write_all(request.as_bytes())?;
+        let mut buffer = vec![0; 256 * 1024];
+        let mut held = stream.read(&mut buffer)?;
+        let first_byte = began.elapsed();
+        let head = loop {
+            if let Some(end) = end_of_head(&buffer[..held]) {
+                break end;
+            }
+            let count = stream.read(&mut buffer[held..])?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            held += count;
+        };
+        let mut body = held - head;
+        while body < size {
+            match stream.read(&mut buffer)? {
+                0 => return Err(io::Error::other(format!("ended after {body} of {size} bytes"))),
+                count => body += count,
+            }
+        }
+        Ok(Fetch { connected, first_byte, total: began.elapsed() })
+    }
+}
+
+/// As [`serve`], over TLS; `start` is the beginning of the client's hello.
+pub(crate) fn serve_tls(
+    stream: &mut TcpStream,
+    start: &[u8],
+    config: &Arc<ServerConfig>,
+    payload: &[u8],
+) -> io::Result<()> {
+    let session = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
+    serve(&mut StreamOwned::new(session, Started { start, stream }), &[], payload)
+}
+
+/// A connection whose first bytes have been read already.
+struct Started<'a> {
+    start: &'a [u8],
+    stream: &'a mut TcpStream,
+}
+
+impl Read for Started<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.start.is_empty() { self.stream.read(buffer) } else { self.start.read(buffer) }
+    }
+}
+
+impl Write for Started<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 /// Answers one request whose first bytes are `start`, from `payload` as often as it takes, and lets the client close.
@@ -95,7 +154,7 @@ mod tests {
 
     #[test]
     fn objects_of_all_sizes_arrive_whole() {
-        let target = Target::start(1).unwrap();
+        let target = Target::start_with_tls(1).unwrap();
         let address = target.address();
         let route = Route {
             entry: Entry::Plain,
@@ -104,8 +163,10 @@ mod tests {
             patience: Duration::from_secs(5),
         };
         for size in [0, 162, 1_500_000] {
-            let fetch = fetch(route, size).unwrap();
-            assert!(fetch.connected <= fetch.first_byte && fetch.first_byte <= fetch.total);
+            for tls in [None, target.client_tls()] {
+                let fetch = fetch(route, tls, size).unwrap();
+                assert!(fetch.connected <= fetch.first_byte && fetch.first_byte <= fetch.total);
+            }
         }
     }
 

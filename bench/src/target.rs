@@ -11,9 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustls::ClientConfig;
 use socket2::{SockRef, Socket};
 
 use crate::failure::Failure;
+use crate::identity::OwnTls;
 use crate::objects;
 use crate::verify;
 use crate::wire::{HEADER, Header, Op, READY, REQUEST};
@@ -26,6 +28,8 @@ const READ: usize = 1024 * 1024;
 const BACKLOG: i32 = 4096;
 /// The threads hold no buffers on their stacks.
 const STACK: usize = 128 * 1024;
+/// The first byte of a TLS connection.
+const TLS_HANDSHAKE: u8 = 22;
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -46,11 +50,22 @@ struct Shared {
     /// What each [`Op::Verify`] found at this end.
     verdicts: Mutex<Vec<Result<(), String>>>,
     payload: Arc<[u8]>,
+    /// For objects over HTTPS.
+    tls: Option<OwnTls>,
 }
 
 impl Target {
     /// Listens on a port of its own, for up to `streams` connections at once.
     pub(crate) fn start(streams: usize) -> Result<Self, Failure> {
+        Self::launch(streams, None)
+    }
+
+    /// As [`Target::start`], and serves HTTPS as well.
+    pub(crate) fn start_with_tls(streams: usize) -> Result<Self, Failure> {
+        Self::launch(streams, Some(OwnTls::create()?))
+    }
+
+    fn launch(streams: usize, tls: Option<OwnTls>) -> Result<Self, Failure> {
         let doing = "cannot start the load generator's target";
         let (listener, address) = listen().map_err(Failure::io(doing))?;
         let shared = Arc::new(Shared {
@@ -60,6 +75,7 @@ impl Target {
             held: Mutex::default(),
             verdicts: Mutex::default(),
             payload: verify::noise(WRITE),
+            tls,
         });
         // Some more than needed: a thread is still busy for a moment after its client has gone.
         let threads = (0..streams + streams.min(16)).map(|_| {
@@ -72,6 +88,11 @@ impl Target {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What clients need for HTTPS, where it is served.
+    pub(crate) fn client_tls(&self) -> Option<&Arc<ClientConfig>> {
+        self.shared.tls.as_ref().map(|tls| &tls.client)
     }
 
     /// Bytes that have arrived on an [`Op::Up`] stream since the target began.
@@ -127,7 +148,12 @@ impl Shared {
         let mut header = [0; HEADER];
         stream.read_exact(&mut header)?;
         let Some(header) = Header::decode(&header) else {
-            return objects::serve(&mut stream, &header, &self.payload);
+            return match &self.tls {
+                Some(tls) if header[0] == TLS_HANDSHAKE => {
+                    objects::serve_tls(&mut stream, &header, &tls.server, &self.payload)
+                }
+                _ => objects::serve(&mut stream, &header, &self.payload),
+            };
         };
         match header.op {
             Op::Ping => stream.write_all(&[READY]),

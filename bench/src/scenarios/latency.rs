@@ -1,6 +1,9 @@
-//! `latency`: the time to fetch objects of three sizes over HTTP, a new connection each time.
+//! `latency`: the time to fetch objects of three sizes over HTTP and HTTPS, a new connection each time.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use rustls::ClientConfig;
 
 use crate::chain::{Chain, Contender};
 use crate::failure::Failure;
@@ -23,6 +26,8 @@ pub(crate) struct Settings {
 /// Sizes of the objects, in bytes: a reply without content, a page, a picture.
 const SIZES: [(usize, &str); 3] = [(162, "162 B"), (150_000, "150 KB"), (1_500_000, "1.5 MB")];
 
+const SCHEMES: [&str; 2] = ["http", "https"];
+
 /// Measures.
 pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure> {
     let metrics = vec![
@@ -38,7 +43,7 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
     contenders.push(Contender::nothing());
     let plan = Plan {
         protocols: &settings.protocols,
-        parts: SIZES.map(|(size, title)| (format!("http-{size}"), format!("http {title}"))).to_vec(),
+        parts: SCHEMES.iter().flat_map(|scheme| SIZES.map(|size| part(scheme, size))).collect(),
         contenders: &contenders,
         rounds: settings.rounds,
         work_dir: context.work_dir.path(),
@@ -47,16 +52,31 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
     Ok(run)
 }
 
-fn measure(round: &Round<'_>, settings: &Settings) -> Result<Vec<Values>, Failure> {
-    let target = Target::start(1)?;
-    let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
-    SIZES.iter().map(|(size, _)| fetch_all(&chain, *size, settings.fetches)).collect()
+fn part(scheme: &str, (size, title): (usize, &str)) -> (String, String) {
+    (format!("{scheme}-{size}"), format!("{scheme} {title}"))
 }
 
-fn fetch_all(chain: &Chain, size: usize, count: usize) -> Result<Values, Failure> {
+fn measure(round: &Round<'_>, settings: &Settings) -> Result<Vec<Values>, Failure> {
+    let target = Target::start_with_tls(1)?;
+    let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
+    let mut parts = Vec::new();
+    for tls in [None, target.client_tls()] {
+        for (size, _) in SIZES {
+            parts.push(fetch_all(&chain, tls, size, settings.fetches)?);
+        }
+    }
+    Ok(parts)
+}
+
+fn fetch_all(
+    chain: &Chain,
+    tls: Option<&Arc<ClientConfig>>,
+    size: usize,
+    count: usize,
+) -> Result<Values, Failure> {
     let mut fetches = Vec::with_capacity(count);
     for _ in 0..count {
-        let fetch = objects::fetch(chain.route(), size);
+        let fetch = objects::fetch(chain.route(), tls, size);
         chain.check()?;
         fetches.push(fetch.map_err(|error| Failure::Streams {
             count: 1,
