@@ -6,8 +6,10 @@ pub(crate) fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) 
     let limit = (folded.len() / 4).max(1);
     names
         .into_iter()
-        .map(|name| (distance(&folded, &fold(name)), name))
-        .filter(|(distance, name)| *distance <= limit && !name.is_empty())
+        .map(|name| (fold(name), name))
+        .filter(|(name, _)| !name.is_empty() && name.len().abs_diff(folded.len()) <= limit)
+        .map(|(name, original)| (distance(&folded, &name), original))
+        .filter(|(distance, _)| *distance <= limit)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
 }

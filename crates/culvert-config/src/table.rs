@@ -191,7 +191,7 @@ pub(crate) fn encode_fields(table: &dyn Table) -> Vec<Entry> {
 }
 
 /// Objects and lists without content say nothing, also where an option exists with only zero values in it.
-const fn is_empty(node: &Node) -> bool {
+pub(crate) const fn is_empty(node: &Node) -> bool {
     match &node.value {
         Value::Object(entries) => entries.is_empty(),
         Value::Array(items) => items.is_empty(),

@@ -100,14 +100,14 @@ proptest! {
 
 #[test]
 fn many_mistakes_on_one_line_are_told_in_time() {
-    let rules = vec!["{\"domian\": 1}"; 50_000].join(",");
+    let rules = vec!["{\"domian\": 1}"; 20_000].join(",");
     let text = std::format!("{{\"route\": {{\"rules\": [{rules}]}}}}");
     let start = std::time::Instant::now();
     let errors =
         load_with(&[Source::new("a.json", text.as_bytes())], &NoFiles).expect_err("every rule is wrong");
     assert!(errors.len() < 1_000);
     assert!(
-        errors.to_string().ends_with("and 49800 more"),
+        errors.to_string().ends_with("and 19800 more"),
         "{}",
         errors.to_string().lines().last().unwrap_or_default()
     );

@@ -6,6 +6,7 @@ use super::OptionValue;
 use crate::cx::Cx;
 use crate::json::{Entry, Node, Value};
 use crate::schema::Schema;
+use crate::table;
 
 /// A list that may be written as a single value; canonical output does so when there is exactly one item.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -149,7 +150,9 @@ impl<T: OptionValue + Default> OptionValue for Option<T> {
     fn decode(&mut self, node: &Node, cx: &mut Cx<'_>) {
         let mut value = self.take().unwrap_or_default();
         value.decode(node, cx);
-        *self = Some(value);
+        // An object that says nothing is as good as none; the canonical form leaves it out, too.
+        let says_nothing = node.as_object().is_some() && table::is_empty(&value.encode());
+        *self = (!says_nothing).then_some(value);
     }
 
     fn encode(&self) -> Node {
