@@ -117,12 +117,6 @@ impl HttpVersion {
     }
 }
 
-impl HttpClientReference {
-    fn is_inline_zero(options: &HttpClientOptions) -> bool {
-        *options == HttpClientOptions::default()
-    }
-}
-
 impl Default for HttpClientReference {
     fn default() -> Self {
         Self::Tag(HttpClientTag::default())
@@ -217,7 +211,7 @@ impl OptionValue for HttpClientReference {
     fn is_zero(&self) -> bool {
         match self {
             Self::Tag(tag) => tag.is_zero(),
-            Self::Inline(options) => Self::is_inline_zero(options),
+            Self::Inline(_) => false,
         }
     }
 

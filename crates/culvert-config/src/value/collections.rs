@@ -12,10 +12,10 @@ use crate::table;
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct List<T>(pub Vec<T>);
 
-/// Header names with their values, in the order of the file.
+/// Header names with their values.
 pub type Headers = SortedMap<List<String>>;
 
-/// A [`Map`] whose canonical form is sorted by key.
+/// A [`Map`] that is sorted by key, as their order means nothing.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct SortedMap<V>(pub Map<V>);
 
@@ -227,12 +227,11 @@ impl<V: OptionValue + Default> OptionValue for Map<V> {
 impl<V: OptionValue + Default> OptionValue for SortedMap<V> {
     fn decode(&mut self, node: &Node, cx: &mut Cx<'_>) {
         self.0.decode(node, cx);
+        self.0.0.sort_by(|(one, _), (other, _)| one.cmp(other));
     }
 
     fn encode(&self) -> Node {
-        let mut entries: Vec<&(String, V)> = self.0.iter().collect();
-        entries.sort_by_key(|(key, _)| key);
-        Node::object(entries.into_iter().map(|(key, value)| (key.as_str(), value.encode())))
+        self.0.encode()
     }
 
     fn is_zero(&self) -> bool {

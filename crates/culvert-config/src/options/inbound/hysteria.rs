@@ -29,10 +29,6 @@ options! {
         obfs: Secret<String>,
         /// Who may use it.
         users: Vec<HysteriaUser>,
-        /// TLS, which is required.
-        tls: Option<Box<InboundTls>>,
-        /// Limits of connections.
-        quic: QuicOptions = ..,
         /// The old name of `stream_receive_window`, in bytes.
         recv_window_conn: u64 [hidden],
         /// The old name of `connection_receive_window`, in bytes.
@@ -41,6 +37,10 @@ options! {
         max_conn_client: i64 [hidden],
         /// The old name of `disable_path_mtu_discovery`.
         disable_mtu_discovery: bool [hidden],
+        /// TLS, which is required.
+        tls: Option<Box<InboundTls>>,
+        /// Limits of connections.
+        quic: QuicOptions = ..,
     }
     check = HysteriaInbound::check_tls_and_speeds;
 

@@ -37,16 +37,16 @@ options! {
         auth_str: Secret<String>,
         /// What to send there; both when absent.
         network: Networks,
-        /// TLS, which is required.
-        tls: Option<Box<OutboundTls>>,
-        /// Limits of the connection.
-        quic: QuicOptions = ..,
         /// The old name of `stream_receive_window`, in bytes.
         recv_window_conn: u64 [hidden],
         /// The old name of `connection_receive_window`, in bytes.
         recv_window: u64 [hidden],
         /// The old name of `disable_path_mtu_discovery`.
         disable_mtu_discovery: bool [hidden],
+        /// TLS, which is required.
+        tls: Option<Box<OutboundTls>>,
+        /// Limits of the connection.
+        quic: QuicOptions = ..,
     }
     check = HysteriaOutbound::check_tls_and_speeds;
 

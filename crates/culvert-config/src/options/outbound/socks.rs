@@ -76,13 +76,13 @@ impl OptionValue for UdpOverTcp {
             None if node.as_object().is_some() => table::decode(&mut self.0, node, cx),
             None => cx.expected("true, false or an object", node),
         }
+        if self.0.version == Self::DEFAULT_VERSION {
+            self.0.version = 0;
+        }
     }
 
     fn encode(&self) -> Node {
-        if matches!(self.0.version, 0 | Self::DEFAULT_VERSION) {
-            return self.0.enabled.encode();
-        }
-        self.0.encode()
+        if self.0.version == 0 { self.0.enabled.encode() } else { self.0.encode() }
     }
 
     fn is_zero(&self) -> bool {
