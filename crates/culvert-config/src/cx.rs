@@ -92,8 +92,6 @@ pub(crate) struct Definition {
     pub(crate) space: Space,
     /// The tag, or the index in its list where the object has none.
     pub(crate) tag: String,
-    /// Name of its type.
-    pub(crate) kind: &'static str,
     /// Where the tag stands, or the object without one.
     pub(crate) place: Place,
 }
@@ -143,11 +141,6 @@ impl<'a> Cx<'a> {
     /// Reports that `node` is of the wrong JSON kind.
     pub(crate) fn expected(&mut self, wanted: &str, node: &Node) {
         self.error(node.place, format!("expected {wanted}, found {}", node.kind()));
-    }
-
-    /// The files that options name, if this is a check and not mere decoding.
-    pub(crate) const fn files(&self) -> Option<&'a dyn Files> {
-        self.files
     }
 
     /// Whether semantic checks are wanted.

@@ -26,12 +26,10 @@ fn fold(word: &str) -> Vec<char> {
 
 /// How many insertions, deletions, replacements and swaps of neighbours lead from one word to the other.
 fn distance(from: &[char], to: &[char]) -> usize {
-    let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
+    let first: Vec<usize> = (0..=to.len()).collect();
+    let mut rows = vec![first; from.len() + 1];
     for (i, row) in rows.iter_mut().enumerate() {
         row[0] = i;
-    }
-    for j in 0..=to.len() {
-        rows[0][j] = j;
     }
     for i in 1..=from.len() {
         for j in 1..=to.len() {

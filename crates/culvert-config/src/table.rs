@@ -304,10 +304,9 @@ impl<K: Kind> OptionValue for Tagged<K> {
         let kind = kind_of::<K>(node, "type", cx);
         let tag =
             if self.tag.is_empty() { index.map(|index| index.to_string()) } else { Some(self.tag.clone()) };
-        let name = kind.as_ref().map_or("", K::name);
         let place = node.get("tag").map_or(node.place, |tag| tag.place);
         let definitions = tag.into_iter().flat_map(|tag| {
-            K::SPACES.iter().map(move |&space| Definition { space, tag: tag.clone(), kind: name, place })
+            K::SPACES.iter().map(move |&space| Definition { space, tag: tag.clone(), place })
         });
         cx.within(definitions.collect::<Vec<_>>(), |cx| {
             let Some(kind) = kind else { return };

@@ -175,7 +175,7 @@ fn check_server_detours(options: &Options, nodes: &[Node], cx: &mut Cx<'_>) {
     for node in nodes {
         let Some(detour) = node.get("detour").filter(|detour| detour.as_str().is_some()) else { continue };
         let target = options.outbounds.iter().find(|outbound| Some(&*outbound.tag) == detour.as_str());
-        if target.is_some_and(|outbound| super::is_plain_direct(outbound)) {
+        if target.is_some_and(super::is_plain_direct) {
             cx.error(
                 detour.place,
                 "a detour to a direct outbound without options has no effect; leave it out",

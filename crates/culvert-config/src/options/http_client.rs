@@ -160,7 +160,7 @@ impl OptionValue for TaggedHttpClient {
         if self.tag.is_empty() {
             cx.error(place, "an HTTP client needs a `tag`");
         }
-        let definition = Definition { space: Space::HttpClient, tag: self.tag.clone(), kind: "", place };
+        let definition = Definition { space: Space::HttpClient, tag: self.tag.clone(), place };
         cx.within([definition], |cx| {
             let keys = Keys { elsewhere: &["tag"], unknown: UnknownKeys::Refuse, exact: true };
             table::decode_with(&mut self.options, keys, node, cx);

@@ -246,11 +246,10 @@ impl OptionValue for RuleSet {
             self.tags.decode(tag, cx);
         }
         let place = node.get("tag").map_or(node.place, |tag| tag.place);
-        let kind_name = kind.as_ref().map_or("", RuleSetKind::name);
         let definitions: Vec<Definition> = self
             .tags
             .iter()
-            .map(|tag| Definition { space: Space::RuleSet, tag: tag.clone(), kind: kind_name, place })
+            .map(|tag| Definition { space: Space::RuleSet, tag: tag.clone(), place })
             .collect();
         cx.within(definitions, |cx| {
             let Some(kind) = kind else { return };

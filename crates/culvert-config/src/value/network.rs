@@ -88,7 +88,7 @@ impl OptionValue for Address {
         };
         let (ip, zone) = text.split_once('%').unwrap_or((text, ""));
         match ip.parse::<IpAddr>() {
-            Ok(ip) if zone.is_empty() == !text.contains('%') && (zone.is_empty() || ip.is_ipv6()) => {
+            Ok(ip) if !text.contains('%') || (ip.is_ipv6() && !zone.is_empty()) => {
                 *self = Self { ip, zone: zone.to_owned() };
             }
             _ => cx.error(node.place, format!("`{text}` is not an IP address")),

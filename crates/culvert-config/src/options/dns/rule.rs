@@ -154,20 +154,15 @@ impl Match for DnsMatch {
 }
 
 /// Which evaluated answer a rule looks at.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub enum MatchResponse {
     /// None: `false`.
+    #[default]
     No,
     /// The latest one without a tag: `true`.
     Latest,
     /// The one of that tag.
     Tag(String),
-}
-
-impl Default for MatchResponse {
-    fn default() -> Self {
-        Self::No
-    }
 }
 
 impl OptionValue for MatchResponse {

@@ -30,7 +30,7 @@ impl AnyTlsInbound {
             return;
         }
         let lines = self.padding_scheme.iter().flat_map(|lines| lines.lines());
-        let stop = lines.filter_map(|line| line.strip_prefix("stop=")).last();
+        let stop = lines.filter_map(|line| line.strip_prefix("stop=")).next_back();
         if stop.is_none_or(|stop| stop.trim().parse::<i32>().is_err()) {
             let message = "the padding scheme has no line `stop=N`, which says how many packets are padded";
             cx.error(node.place_of("padding_scheme"), message);
