@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::chain::{Chain, PerEnd};
 use crate::failure::Failure;
-use crate::procfs::CpuSample;
+use crate::procfs::{CpuSample, SystemCpu};
 use crate::target::{self, Target, WRITE};
 use crate::verify;
 use crate::wire::{Header, Op};
@@ -47,6 +47,8 @@ pub(crate) struct Measured {
     pub(crate) cpu: PerEnd<Duration>,
     /// What this load generator itself used.
     pub(crate) generator_cpu: Duration,
+    /// What others used meanwhile, in percent of all processors' time.
+    pub(crate) foreign_percent: f64,
 }
 
 /// Running streams; dropping it ends them.
@@ -119,9 +121,13 @@ impl<'a> Bulk<'a> {
         let own = std::process::id();
         let generator = || CpuSample::take(own).unwrap_or_default();
         let (began, moved, cpu, own_cpu) = (Instant::now(), self.moved(), self.chain.cpu()?, generator());
+        let system = SystemCpu::take();
         self.run_for(window)?;
         let (time, moved_later, cpu_later) = (began.elapsed(), self.moved(), self.chain.cpu()?);
         let generator_cpu = generator().since(&own_cpu);
+        let cpu = cpu_later.since(&cpu);
+        let ours = generator_cpu + cpu.iter().sum::<Duration>();
+        let foreign_percent = SystemCpu::take().foreign_percent(&system, ours);
 
         let moved: Vec<u64> =
             moved_later.iter().zip(&moved).map(|(later, earlier)| later - earlier).collect();
@@ -129,7 +135,7 @@ impl<'a> Bulk<'a> {
         if still > 0 {
             return Err(Failure::Stalled { count: still, of: moved.len(), seconds: time.as_secs_f64() });
         }
-        Ok(Measured { bytes: moved.iter().sum(), time, cpu: cpu_later.since(&cpu), generator_cpu })
+        Ok(Measured { bytes: moved.iter().sum(), time, cpu, generator_cpu, foreign_percent })
     }
 
     /// Lets the load run, looking after it.

@@ -77,6 +77,9 @@ struct Bulk {
     /// Seconds measured per direction and round
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     time: Option<Duration>,
+    /// Measure again, up to N times, while other programs use more than 5 % of the processors
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    repeats: u8,
 }
 
 #[derive(Args)]
@@ -240,6 +243,7 @@ impl Bulk {
             rounds: common.rounds(3, 8),
             warm_up: common.time(None, 200, 500),
             window: common.time(self.time, 500, 2000),
+            repeats: self.repeats.into(),
         }
     }
 }

@@ -69,6 +69,40 @@ fn parse_schedstat(text: &str) -> Option<u64> {
     text.split_ascii_whitespace().next()?.parse().ok()
 }
 
+/// What all processors together did until one moment, in ticks.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct SystemCpu {
+    busy: u64,
+    all: u64,
+}
+
+impl SystemCpu {
+    /// All zero where the kernel does not tell.
+    pub(crate) fn take() -> Self {
+        fs::read_to_string("/proc/stat").ok().and_then(|text| parse_system(&text)).unwrap_or_default()
+    }
+
+    /// Which part of all processors' time since `earlier` went to others than those that used `ours`, in percent. Time
+    /// that a hypervisor took away counts as theirs.
+    pub(crate) fn foreign_percent(&self, earlier: &Self, ours: Duration) -> f64 {
+        let all = ticks(self.all.saturating_sub(earlier.all));
+        let busy = ticks(self.busy.saturating_sub(earlier.busy));
+        if all.is_zero() {
+            return 0.0;
+        }
+        busy.saturating_sub(ours).as_secs_f64() / all.as_secs_f64() * 100.0
+    }
+}
+
+/// The first line: `cpu user nice system idle iowait irq softirq steal ...`, the rest being parts of `user`.
+fn parse_system(text: &str) -> Option<SystemCpu> {
+    let fields = text.strip_prefix("cpu ")?.lines().next()?.split_ascii_whitespace().take(8);
+    let fields: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    let all = fields.iter().sum();
+    let idle = fields.get(3)? + fields.get(4)?;
+    Some(SystemCpu { busy: all - idle, all })
+}
+
 /// Memory of one process at one moment, in bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Memory {
@@ -140,6 +174,17 @@ mod tests {
         let earlier = sample(100, &[(1, 1_000), (2, 9_000_000)]);
         let later = sample(103, &[(1, 1_500)]);
         assert_eq!(later.since(&earlier), Duration::from_millis(30));
+    }
+
+    #[test]
+    fn foreign_time_is_what_remains_after_ours() {
+        let earlier = parse_system("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2").unwrap();
+        let later = parse_system("cpu  150 0 130 710 100 0 5 5 0 0\ncpu0 1 2").unwrap();
+        // 100 ticks in all, 90 of them busy, 60 of those ours.
+        assert_eq!(later.foreign_percent(&earlier, Duration::from_millis(600)), 30.0);
+        assert_eq!(later.foreign_percent(&earlier, Duration::from_secs(2)), 0.0);
+        assert_eq!(later.foreign_percent(&later, Duration::ZERO), 0.0);
+        assert_eq!(parse_system("cpu  1 2"), None);
     }
 
     #[test]
