@@ -172,6 +172,35 @@ impl Clock {
     }
 }
 
+/// Watches for the end of a busy time.
+#[derive(Default)]
+struct Load {
+    /// Most flows seen since the last calm.
+    peak: usize,
+    /// Sweeps for which there have been less than half of that.
+    calm: u32,
+}
+
+impl Load {
+    /// Sweeps of calm that count as the end of a busy time.
+    const SWEEPS: u32 = 5;
+
+    fn has_fallen(&mut self, flows: usize) -> bool {
+        self.peak = self.peak.max(flows);
+        self.calm = if flows * 2 < self.peak { self.calm + 1 } else { 0 };
+        let fallen = self.calm >= Self::SWEEPS;
+        if fallen {
+            *self = Self { peak: flows, calm: 0 };
+        }
+        fallen
+    }
+
+    /// Whether nothing is left to wait for.
+    fn is_settled(&self) -> bool {
+        self.peak == 0
+    }
+}
+
 const SHARDS: usize = 16;
 
 /// All live flows.
@@ -289,10 +318,12 @@ impl Flows {
         }
     }
 
-    /// Ends idle flows, once per [`timeouts::SWEEP`] while there are flows. Runs until it is dropped.
-    pub async fn sweep(&self) {
+    /// Ends idle flows, once per [`timeouts::SWEEP`] while there are flows. When their number has fallen to less than
+    /// half and stayed there, calls `on_calm`, for memory of the busy time to be given back. Runs until it is dropped.
+    pub async fn sweep(&self, on_calm: impl Fn()) {
+        let mut load = Load::default();
         loop {
-            if self.is_empty() {
+            if self.is_empty() && load.is_settled() {
                 self.woken.notified().await;
             }
             tokio::time::sleep(timeouts::SWEEP).await;
@@ -300,6 +331,9 @@ impl Flows {
             for shard in &self.shards {
                 let idle: Vec<_> = lock(shard).values().filter(|flow| flow.is_idle(now)).cloned().collect();
                 idle.iter().for_each(|flow| flow.close(EndReason::Idle));
+            }
+            if load.has_fallen(self.len()) {
+                on_calm();
             }
         }
     }
@@ -362,5 +396,22 @@ impl Drop for FlowTicket {
             flow.up(),
             flow.down()
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_time_ends_once() {
+        let mut load = Load::default();
+        assert!((0..10).all(|_| !load.has_fallen(100)));
+        assert!((0..3).all(|_| !load.has_fallen(20)));
+        assert!(!load.has_fallen(80), "it was a lull");
+        let calm: Vec<_> = (0..12).map(|_| load.has_fallen(0)).collect();
+        assert_eq!(calm.iter().position(|fallen| *fallen), Some(4));
+        assert_eq!(calm.iter().filter(|fallen| **fallen).count(), 1);
+        assert!(load.is_settled());
     }
 }

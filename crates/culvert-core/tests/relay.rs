@@ -205,7 +205,7 @@ async fn an_idle_flow_ends_at_its_limit_and_an_active_one_does_not() {
     let flows = Flows::new();
     let sweep = {
         let flows = Arc::clone(&flows);
-        tokio::spawn(async move { flows.sweep().await })
+        tokio::spawn(async move { flows.sweep(|| {}).await })
     };
     let open = |limit| {
         let ticket = flows.open(session());

@@ -35,11 +35,11 @@
 //! can pin, and shares out the 64 MiB that a user without privilege may hold (`fs.pipe-user-pages-soft`): 16 large and 192
 //! small pipes. Past those the kernel makes pipes of two pages; [`Pipe::take`] then fails, so that its caller copies.
 
-use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::sys;
 
@@ -61,8 +61,36 @@ static TOTAL: AtomicUsize = AtomicUsize::new(0);
 /// Empty pipes that a thread keeps, at most.
 const POOL: usize = 16;
 
+/// One thread's empty pipes. Only that thread takes and gives; the lock is there for [`trim`], which must reach the pools
+/// of threads that have nothing to do, and is otherwise never waited for.
+type Pool = Mutex<Vec<Ends>>;
+
+/// The pools of all threads, for [`trim`].
+static POOLS: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
+
+/// A thread's entry in [`POOLS`], taken out when the thread ends.
+struct Mine(Arc<Pool>);
+
+impl Mine {
+    fn enter() -> Self {
+        let pool = Arc::<Pool>::default();
+        lock(&POOLS).push(Arc::clone(&pool));
+        Self(pool)
+    }
+}
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        lock(&POOLS).retain(|pool| !Arc::ptr_eq(pool, &self.0));
+    }
+}
+
 thread_local! {
-    static EMPTY: RefCell<Vec<Ends>> = const { RefCell::new(Vec::new()) };
+    static MINE: Mine = Mine::enter();
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A kernel pipe and the count of bytes inside it.
@@ -87,7 +115,7 @@ impl Pipe {
     /// [`io::ErrorKind::QuotaExceeded`] when the kernel grants less than 64 KiB, and the system's when no descriptors are
     /// left: copy instead.
     pub fn take() -> io::Result<Self> {
-        let pooled = EMPTY.try_with(|pool| pool.borrow_mut().pop()).ok().flatten();
+        let pooled = MINE.try_with(|mine| lock(&mine.0).pop()).ok().flatten();
         let ends = pooled.map_or_else(Ends::new, Ok)?;
         Ok(Self { ends: Some(ends), inside: 0 })
     }
@@ -116,8 +144,8 @@ impl Drop for Pipe {
     fn drop(&mut self) {
         if let (Some(ends), true) = (self.ends.take(), self.is_empty()) {
             // A thread that is ending has no pool any more: the pipe is closed like one too many.
-            let _ = EMPTY.try_with(|pool| {
-                let mut pool = pool.borrow_mut();
+            let _ = MINE.try_with(|mine| {
+                let mut pool = lock(&mine.0);
                 if pool.len() < POOL {
                     pool.push(ends);
                 }
@@ -197,9 +225,13 @@ pub fn splice_out(pipe: &mut Pipe, to: BorrowedFd<'_>, more: bool) -> io::Result
     Ok(moved)
 }
 
-/// Closes the pooled pipes of this thread.
+/// Closes the pooled pipes of all threads.
 pub fn trim() {
-    let _ = EMPTY.try_with(|pool| pool.take());
+    for pool in lock(&POOLS).iter() {
+        // Closed after the lock is released: the owner may want it.
+        let pipes = std::mem::take(&mut *lock(pool));
+        drop(pipes);
+    }
 }
 
 #[cfg(test)]

@@ -5,11 +5,10 @@
 //! it enters the stock; large sizes come as untouched pages, so a 64 KiB buffer that only ever holds datagrams of
 //! 1400 bytes costs one page.
 //!
-//! The stock is bounded per size ([`Class::kept`]). [`trim`] makes every thread drop its stock the next time it
-//! touches it; the program calls it when load has fallen.
+//! The stock is bounded per size ([`Class::kept`]). [`trim`] empties the stocks of all threads; the program calls it when
+//! load has fallen.
 
-use std::cell::RefCell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The sizes a buffer comes in.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,26 +27,43 @@ pub(crate) const CLASSES: [Class; 4] = [
     Class { size: 260 << 10, kept: 4 },
 ];
 
-/// Raised by [`trim`]; a thread whose stock was filled under an older number drops it.
-static TRIMS: AtomicU32 = AtomicU32::new(0);
-
+/// One thread's idle buffers. Only that thread takes and gives; the lock is there for [`trim`], which must reach the
+/// stocks of threads that have nothing to do, and is otherwise never waited for.
 #[derive(Default)]
-struct Stock {
-    idle: [Vec<Box<[u8]>>; CLASSES.len()],
-    trims: u32,
-}
+struct Stock(Mutex<[Vec<Box<[u8]>>; CLASSES.len()]>);
 
 impl Stock {
-    fn heed_trim(&mut self) {
-        let trims = TRIMS.load(Ordering::Relaxed);
-        if self.trims != trims {
-            *self = Self { trims, ..Self::default() };
-        }
+    fn lock(&self) -> MutexGuard<'_, [Vec<Box<[u8]>>; CLASSES.len()]> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The stocks of all threads, for [`trim`].
+static STOCKS: Mutex<Vec<Arc<Stock>>> = Mutex::new(Vec::new());
+
+fn stocks() -> MutexGuard<'static, Vec<Arc<Stock>>> {
+    STOCKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread's entry in [`STOCKS`], taken out when the thread ends.
+struct Mine(Arc<Stock>);
+
+impl Mine {
+    fn enter() -> Self {
+        let stock = Arc::<Stock>::default();
+        stocks().push(Arc::clone(&stock));
+        Self(stock)
+    }
+}
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        stocks().retain(|stock| !Arc::ptr_eq(stock, &self.0));
     }
 }
 
 thread_local! {
-    static STOCK: RefCell<Stock> = RefCell::default();
+    static MINE: Mine = Mine::enter();
 }
 
 /// Zeroed-once memory of at least `size` bytes: exactly a class size up to 260 KiB, `size` above that.
@@ -55,12 +71,7 @@ pub(crate) fn take(size: usize) -> Box<[u8]> {
     let Some(index) = CLASSES.iter().position(|class| class.size >= size) else {
         return vec![0; size].into_boxed_slice();
     };
-    STOCK
-        .try_with(|stock| {
-            let mut stock = stock.borrow_mut();
-            stock.heed_trim();
-            stock.idle[index].pop()
-        })
+    MINE.try_with(|mine| mine.0.lock()[index].pop())
         .ok()
         .flatten()
         .unwrap_or_else(|| vec![0; CLASSES[index].size].into_boxed_slice())
@@ -70,37 +81,45 @@ pub(crate) fn take(size: usize) -> Box<[u8]> {
 pub(crate) fn give(memory: Box<[u8]>) {
     let Some(index) = CLASSES.iter().position(|class| class.size == memory.len()) else { return };
     // A thread that is ending has no stock any more; the memory is then simply freed.
-    let _ = STOCK.try_with(|stock| {
-        let mut stock = stock.borrow_mut();
-        stock.heed_trim();
-        if stock.idle[index].len() < CLASSES[index].kept {
-            stock.idle[index].push(memory);
+    let _ = MINE.try_with(|mine| {
+        let mut idle = mine.0.lock();
+        if idle[index].len() < CLASSES[index].kept {
+            idle[index].push(memory);
         }
     });
 }
 
-/// Makes every thread free its idle buffers, each when it next takes or gives one; the calling thread at once.
+/// Frees the idle buffers of all threads.
 pub fn trim() {
-    TRIMS.fetch_add(1, Ordering::Relaxed);
-    let _ = STOCK.try_with(|stock| stock.borrow_mut().heed_trim());
+    for stock in stocks().iter() {
+        // Freed after the lock is released: the owner may want it.
+        let idle = std::mem::take(&mut *stock.lock());
+        drop(idle);
+    }
 }
 
 /// Bytes of idle buffers kept by the calling thread.
 #[must_use]
 pub fn idle_bytes() -> usize {
-    STOCK.with(|stock| {
-        let stock = stock.borrow();
-        stock.idle.iter().zip(CLASSES).map(|(idle, class)| idle.len() * class.size).sum()
-    })
+    MINE.with(|mine| mine.0.lock().iter().zip(CLASSES).map(|(idle, class)| idle.len() * class.size).sum())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Tests share the process, and one's [`trim`] must not empty the stock another one counts.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn alone() -> MutexGuard<'static, ()> {
+        let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        trim();
+        guard
+    }
+
     #[test]
     fn memory_is_reused_until_trimmed() {
-        trim();
+        let _alone = alone();
         let memory = take(1000);
         assert_eq!(memory.len(), CLASSES[0].size);
         let place = memory.as_ptr();
@@ -115,19 +134,36 @@ mod tests {
 
     #[test]
     fn stock_is_bounded() {
-        trim();
+        let _alone = alone();
         let many: Vec<_> = (0..100).map(|_| take(200 << 10)).collect();
         many.into_iter().for_each(give);
         assert_eq!(idle_bytes(), CLASSES[3].kept * CLASSES[3].size);
-        trim();
     }
 
     #[test]
     fn sizes_above_the_largest_class_are_exact_and_not_kept() {
-        trim();
+        let _alone = alone();
         let memory = take(1 << 20);
         assert_eq!(memory.len(), 1 << 20);
         give(memory);
         assert_eq!(idle_bytes(), 0);
+    }
+
+    #[test]
+    fn trim_reaches_the_stock_of_a_thread_that_waits() {
+        let _alone = alone();
+        let (filled, trimmed) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                give(take(1000));
+                let before = idle_bytes();
+                filled.wait();
+                trimmed.wait();
+                assert_eq!((before, idle_bytes()), (CLASSES[0].size, 0));
+            });
+            filled.wait();
+            trim();
+            trimmed.wait();
+        });
     }
 }

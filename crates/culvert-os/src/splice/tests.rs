@@ -1,5 +1,6 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Barrier;
 use std::thread;
 
 use super::*;
@@ -198,11 +199,18 @@ fn broken_target_is_an_error_and_leaves_the_bytes() {
     assert_eq!(pipe.len(), 1000);
 }
 
-// The pool is the thread's: a runner with one thread for all tests leaves pipes of earlier ones in it.
+/// Tests share the process, and one's [`trim`] must not empty the pool another one counts.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    let guard = lock(&ALONE);
+    trim();
+    guard
+}
 
 #[test]
 fn empty_pipe_is_taken_again() {
-    trim();
+    let _alone = alone();
     let first = Pipe::take().unwrap();
     assert_eq!(first.capacity(), sys::pipe_size(first.ends().write.as_fd()).unwrap());
     let descriptor = format!("{:?}", first.ends().read);
@@ -215,7 +223,7 @@ fn empty_pipe_is_taken_again() {
 
 #[test]
 fn pipe_with_bytes_inside_is_never_taken_again() {
-    trim();
+    let _alone = alone();
     let (mut near, far) = tcp_pair(LOOPBACKS[0]);
     let mut pipe = Pipe::take().unwrap();
     near.write_all(b"secret").unwrap();
@@ -226,7 +234,7 @@ fn pipe_with_bytes_inside_is_never_taken_again() {
 
 #[test]
 fn pool_is_bounded_and_trim_empties_it() {
-    trim();
+    let _alone = alone();
     let pipes: Vec<Pipe> = (0..POOL + 4).map(|_| Pipe::take().unwrap()).collect();
     drop(pipes);
     assert_eq!(pooled(), POOL);
@@ -235,5 +243,23 @@ fn pool_is_bounded_and_trim_empties_it() {
 }
 
 fn pooled() -> usize {
-    EMPTY.with(|pool| pool.borrow().len())
+    MINE.with(|mine| lock(&mine.0).len())
+}
+
+#[test]
+fn trim_reaches_the_pool_of_a_thread_that_waits() {
+    let _alone = alone();
+    let (filled, trimmed) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(Pipe::take().unwrap());
+            let before = pooled();
+            filled.wait();
+            trimmed.wait();
+            assert_eq!((before, pooled()), (1, 0));
+        });
+        filled.wait();
+        trim();
+        trimmed.wait();
+    });
 }

@@ -73,7 +73,7 @@ impl Instance {
     /// The first inbound that could not start.
     pub async fn start(&mut self) -> Result<(), InstanceError> {
         let (flows, handshakes) = (Arc::clone(self.dispatch.flows()), Arc::clone(self.dispatch.handshakes()));
-        self.background.spawn(async move { flows.sweep().await });
+        self.background.spawn(async move { flows.sweep(give_memory_back).await });
         self.background.spawn(async move { handshakes.sweep().await });
         let servers: HashMap<&str, _> = self
             .inbounds
@@ -126,6 +126,13 @@ impl Instance {
             built.inbound.close().await;
         }
     }
+}
+
+/// Frees what a busy time left in pools and in the allocator.
+fn give_memory_back() {
+    culvert_wire::pool::trim();
+    culvert_os::splice::trim();
+    culvert_os::process::release_free_memory();
 }
 
 /// A connection takes two descriptors, and a pipe while it is spliced; some stay for listeners, logs and look-ups.
