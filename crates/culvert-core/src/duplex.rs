@@ -107,6 +107,9 @@ impl StreamConn for Duplex {
     }
 
     fn poll_write_chain(&mut self, cx: &mut Context<'_>, data: &mut BufChain) -> Poll<io::Result<()>> {
+        if data.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
         let mut pipe = lock(&self.write);
         ready!(pipe.poll_writable(cx, self.capacity))?;
         pipe.pieces.append(data);
