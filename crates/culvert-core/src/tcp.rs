@@ -1,12 +1,13 @@
 //! [`StreamConn`] over a kernel TCP socket.
 
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use culvert_wire::{Buf, BufChain, Room};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -26,11 +27,10 @@ pub struct TcpConn {
 }
 
 impl TcpConn {
-    /// Takes over a connected socket and switches Nagle's algorithm off.
+    /// Takes over a connected socket. Nagle's algorithm is off in all that `culvert_os::socket` makes or accepts, and should
+    /// be in any other.
     #[must_use]
     pub fn new(stream: TcpStream) -> Self {
-        // Only a socket that is already dead refuses this, and its first use will say so.
-        let _ = stream.set_nodelay(true);
         Self { stream, want: READ_MIN }
     }
 
@@ -54,6 +54,23 @@ pub(crate) fn read_ready(
     let result = stream.try_io(Interest::READABLE, || match read() {
         // Readiness was sampled before the read: bytes that come in between make a new event and are not lost.
         Ok(count) if count > 0 && count < asked => {
+            short = Some(count);
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+        other => other,
+    });
+    short.map_or(result, Ok)
+}
+
+/// The same for a write of `offered` bytes: one that took fewer has filled the socket.
+fn write_ready(
+    stream: &TcpStream,
+    offered: usize,
+    mut write: impl FnMut() -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut short = None;
+    let result = stream.try_io(Interest::WRITABLE, || match write() {
+        Ok(count) if count < offered => {
             short = Some(count);
             Err(io::ErrorKind::WouldBlock.into())
         }
@@ -88,7 +105,10 @@ impl StreamConn for TcpConn {
             ready!(self.stream.poll_write_ready(cx))?;
             let mut slices = [IoSlice::new(&[]); PIECES];
             let count = data.io_slices(&mut slices);
-            match self.stream.try_write_vectored(&slices[..count]) {
+            let slices = &slices[..count];
+            let offered = slices.iter().map(|slice| slice.len()).sum();
+            let socket = SockRef::from(&self.stream);
+            match write_ready(&self.stream, offered, || (&*socket).write_vectored(slices)) {
                 Ok(written) => data.advance(written),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
@@ -134,13 +154,17 @@ impl Pieces {
 
     fn read(&mut self, stream: &TcpStream) -> io::Result<usize> {
         let each = self.each;
+        let socket = SockRef::from(stream);
+        if let [Some(only), None, ..] = &mut self.pieces {
+            return (&*socket).read(&mut only.spare_mut()[..each]);
+        }
         let mut slices = [const { None }; PIECES];
         for (slice, piece) in slices.iter_mut().zip(self.pieces.iter_mut().flatten()) {
             *slice = Some(IoSliceMut::new(&mut piece.spare_mut()[..each]));
         }
         // `IoSliceMut` cannot be copied, so the array is built whole, with empty ones behind the used ones.
         let mut slices = slices.map(|slice| slice.unwrap_or_else(|| IoSliceMut::new(&mut [])));
-        (&*socket2::SockRef::from(stream)).read_vectored(&mut slices)
+        (&*socket).read_vectored(&mut slices)
     }
 
     fn filled(self, mut count: usize) -> BufChain {
