@@ -175,7 +175,7 @@ impl Request {
 }
 
 fn connect(uri: &str) -> Ask {
-    Target::parse(uri, Some(80)).map_or(Ask::Nothing("target of CONNECT"), Ask::Connect)
+    parse_authority(uri).map_or(Ask::Nothing("target of CONNECT"), Ask::Connect)
 }
 
 fn forward(method: &str, uri: &str, version: Version, body: Body, headers: &Headers<'_>) -> Ask {
@@ -186,7 +186,7 @@ fn forward(method: &str, uri: &str, version: Version, body: Body, headers: &Head
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     let path = path.split_once('#').map_or(path, |(path, _)| path);
-    let Some(target) = Target::parse(authority, Some(80)) else { return Ask::Nothing("host of the request") };
+    let Some(target) = parse_authority(authority) else { return Ask::Nothing("host of the request") };
     let upgrade = headers.all("connection").any(|value| value.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
         && headers.all("upgrade").next().is_some();
 
@@ -221,6 +221,11 @@ fn forward(method: &str, uri: &str, version: Version, body: Body, headers: &Head
     // Several lengths have been refused, so what was read is what is written.
     debug_assert!(body != Body::UntilClose);
     Ask::Forward { target, head, is_head: method == "HEAD", upgrade }
+}
+
+/// A host with or without a port. What only other parts of a URI can hold is no host, and a user's name has no place.
+fn parse_authority(text: &str) -> Option<Target> {
+    if text.contains(['/', '?', '#', '@', '\\']) { None } else { Target::parse(text, Some(80)) }
 }
 
 fn without_default_port(host: &[u8]) -> &[u8] {
