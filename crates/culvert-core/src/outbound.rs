@@ -103,7 +103,7 @@ pub enum DialError {
         /// The outbound on the way.
         tag: Tag,
         /// Its error.
-        source: Box<DialError>,
+        source: Box<Self>,
     },
 }
 
