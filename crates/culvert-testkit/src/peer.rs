@@ -1,7 +1,7 @@
 //! Real programs as child processes: start one with a config, wait for a log line, measure it, stop it.
 //!
 //! A child dies with the test process whatever happens to that (`setpriv --pdeathsig`), and with its [`Peer`].
-//! Everything it writes is kept; when a test panics, the last lines are printed.
+//! Everything it writes is kept, and the last lines are printed at its end, for the test runner to show after a failure.
 
 use crate::temp::TempDir;
 use crate::{Error, Result};
@@ -21,8 +21,8 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Log lines kept per program.
 const KEPT_LINES: usize = 100_000;
-/// Log lines printed when a test fails.
-const PRINTED_LINES: usize = 60;
+/// Log lines printed at the end.
+const PRINTED_LINES: usize = 40;
 
 /// A program that understands sing-box's configs and command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -295,9 +295,8 @@ impl Drop for Peer {
     #[allow(clippy::print_stderr, reason = "tests report there")]
     fn drop(&mut self) {
         drop(self.child.start_kill());
-        if std::thread::panicking() {
-            eprintln!("--- last lines of {} ---\n{}\n---", self.program.name, self.log.tail(PRINTED_LINES));
-        }
+        // The test runner shows it only if the test fails, which is not always known here.
+        eprintln!("--- last lines of {} ---\n{}---", self.program.name, self.log.tail(PRINTED_LINES));
     }
 }
 

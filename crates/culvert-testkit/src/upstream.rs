@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinSet;
+
+/// How long a test waits for what the server should see.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the server does next on a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +33,7 @@ pub enum Step {
 #[derive(Debug)]
 pub struct Upstream {
     address: SocketAddr,
+    contacted: Arc<Notify>,
     received: Mutex<mpsc::UnboundedReceiver<Vec<u8>>>,
     _tasks: JoinSet<()>,
 }
@@ -44,11 +48,14 @@ impl Upstream {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let (sender, received) = mpsc::unbounded_channel();
+        let contacted = Arc::new(Notify::new());
+        let contact = Arc::clone(&contacted);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 if let Ok((stream, _)) = listener.accept().await {
+                    contact.notify_one();
                     let (steps, sender) = (Arc::clone(&steps), sender.clone());
                     connections.spawn(async move {
                         let mut received = Vec::new();
@@ -60,7 +67,7 @@ impl Upstream {
                 while connections.try_join_next().is_some() {}
             }
         });
-        Ok(Self { address, received: Mutex::new(received), _tasks: tasks })
+        Ok(Self { address, contacted, received: Mutex::new(received), _tasks: tasks })
     }
 
     /// Where it listens.
@@ -69,13 +76,21 @@ impl Upstream {
         self.address
     }
 
+    /// Waits until somebody has connected.
+    ///
+    /// # Errors
+    /// When nobody does within half a minute.
+    pub async fn contacted(&self) -> Result {
+        Ok(tokio::time::timeout(PATIENCE, self.contacted.notified()).await?)
+    }
+
     /// What the next connection to end had sent.
     ///
     /// # Errors
     /// When none ends within half a minute.
     pub async fn received(&self) -> Result<Vec<u8>> {
         let mut received = self.received.lock().await;
-        tokio::time::timeout(Duration::from_secs(30), received.recv())
+        tokio::time::timeout(PATIENCE, received.recv())
             .await?
             .ok_or_else(|| Error::from("the upstream server has ended"))
     }
@@ -117,6 +132,7 @@ mod tests {
             [Step::Read(2), Step::Write(b"one".to_vec()), Step::ReadHead, Step::Write(b"two".to_vec())];
         let upstream = Upstream::start(steps).await.unwrap();
         let mut stream = TcpStream::connect(upstream.address()).await.unwrap();
+        upstream.contacted().await.unwrap();
         stream.write_all(b"hi").await.unwrap();
         let mut answer = [0; 3];
         stream.read_exact(&mut answer).await.unwrap();

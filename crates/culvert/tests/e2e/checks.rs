@@ -84,8 +84,7 @@ pub(crate) async fn all(site: Site) -> Result {
             }
         }
     }
-    // A panic and no error, for the programs show their logs when they are dropped by one.
-    assert!(failures.is_empty(), "{failures}");
+    ensure!(failures.is_empty(), "{failures}");
     Arc::into_inner(site).ok_or("a check left a task behind")?.close().await
 }
 
