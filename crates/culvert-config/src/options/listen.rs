@@ -1,6 +1,8 @@
 //! Options shared by all that listens.
 
-use crate::table::options;
+use crate::cx::Cx;
+use crate::json::Node;
+use crate::table::{Field, FieldMut, Table, options};
 use crate::value::{Address, Dur, DurOrSeconds, LooseInboundTag, Mark, NamespaceTag};
 
 options! {
@@ -38,5 +40,37 @@ options! {
         proxy_protocol_accept_no_header: bool [hidden],
         /// Inbound to which accepted TCP connections are handed.
         detour: LooseInboundTag,
+    }
+}
+
+/// [`ListenOptions`] for an object whose own `detour` means something else.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ListenWithoutDetour(pub ListenOptions);
+
+impl Table for ListenWithoutDetour {
+    fn name(&self) -> &'static str {
+        "ListenWithoutDetour"
+    }
+
+    fn doc(&self) -> &'static str {
+        self.0.doc()
+    }
+
+    fn fields<'a>(&'a self, out: &mut Vec<Field<'a>>) {
+        let first = out.len();
+        self.0.fields(out);
+        let own = out.split_off(first).into_iter();
+        out.extend(own.filter(|field| field.key != "detour"));
+    }
+
+    fn fields_mut<'a>(&'a mut self, out: &mut Vec<FieldMut<'a>>) {
+        let first = out.len();
+        self.0.fields_mut(out);
+        let own = out.split_off(first).into_iter();
+        out.extend(own.filter(|field| field.key != "detour"));
+    }
+
+    fn check(&self, node: &Node, cx: &mut Cx<'_>) {
+        self.0.check(node, cx);
     }
 }

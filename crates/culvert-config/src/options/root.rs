@@ -3,6 +3,7 @@
 use super::certificate::CertificateOptions;
 use super::certificate_provider::CertificateProviderKind;
 use super::dns::DnsOptions;
+use super::endpoint::EndpointKind;
 use super::experimental::ExperimentalOptions;
 use super::http_client::TaggedHttpClient;
 use super::inbound::InboundKind;
@@ -11,6 +12,7 @@ use super::namespace::NamespaceKind;
 use super::ntp::NtpOptions;
 use super::outbound::OutboundKind;
 use super::route::RouteOptions;
+use super::service::ServiceKind;
 use crate::table::{Tagged, options};
 
 options! {
@@ -32,12 +34,16 @@ options! {
         http_clients: Vec<TaggedHttpClient>,
         /// Network namespaces to refer to by tag (Linux).
         network_namespaces: Vec<Tagged<NamespaceKind>>,
+        /// What is inbound and outbound at once.
+        endpoints: Vec<Tagged<EndpointKind>>,
         /// Where connections come in.
         inbounds: Vec<Tagged<InboundKind>>,
         /// Where connections go out.
         outbounds: Vec<Tagged<OutboundKind>>,
         /// Which connection goes where.
         route: RouteOptions,
+        /// What runs beside the proxy.
+        services: Vec<Tagged<ServiceKind>>,
         /// The cache file, APIs and knobs for debugging.
         experimental: ExperimentalOptions,
     }
@@ -48,8 +54,10 @@ impl Options {
     pub(crate) fn name_untagged(&mut self) {
         name(&mut self.dns.servers);
         name(&mut self.certificate_providers);
+        name(&mut self.endpoints);
         name(&mut self.inbounds);
         name(&mut self.outbounds);
+        name(&mut self.services);
     }
 }
 
