@@ -152,3 +152,41 @@ pub(crate) const fn outbound<O: BuildOutbound>() -> Option<OutboundEntry> {
         },
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use culvert_config::options::inbound::mixed::{HttpInbound, MixedInbound};
+    use culvert_config::options::outbound::direct::DirectOutbound;
+    use culvert_config::options::tls::InboundTls;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_known_to_the_config() {
+        let names: HashSet<_> = TABLE.iter().map(|protocol| protocol.name).collect();
+        assert_eq!(names.len(), TABLE.len());
+        assert_eq!(Protocol::find("socks").map(|protocol| protocol.name), Some("socks"));
+        assert!(Protocol::find("nothing").is_none());
+    }
+
+    #[test]
+    fn options_without_an_engine_are_named() {
+        let cx = || InboundCx { tag: Tag::new("mixed", "in") };
+        let tls = Some(Box::new(InboundTls { enabled: true, ..InboundTls::default() }));
+        let error = MixedInbound { tls: tls.clone(), ..MixedInbound::default() }.build(cx()).err().unwrap();
+        assert_eq!(error.to_string(), "tls for inbound/mixed is not built yet");
+        let tls = Some(Box::new(InboundTls::default()));
+        assert!(HttpInbound { tls, ..HttpInbound::default() }.build(cx()).is_ok(), "tls that is not enabled");
+    }
+
+    #[test]
+    fn options_of_another_type_are_a_mismatch() {
+        let entry = Protocol::find("socks").and_then(|protocol| protocol.outbound.as_ref()).unwrap();
+        let kind = OutboundKind::Direct(Box::<DirectOutbound>::default());
+        assert!((entry.dial)(&kind).is_none());
+        let entry = Protocol::find("direct").and_then(|protocol| protocol.outbound.as_ref()).unwrap();
+        assert!((entry.dial)(&kind).is_some());
+    }
+}

@@ -8,6 +8,9 @@
 mod inbound;
 mod outbound;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use culvert_config::options::dial::DialOptions;

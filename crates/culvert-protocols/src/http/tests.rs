@@ -33,7 +33,7 @@ fn server(list: &[(&str, &str)]) -> Arc<dyn StreamServer> {
 fn request(text: &str) -> Result<Request, DecodeError> {
     for cut in 0..text.len() {
         let cut = Request::decode(&mut Reader::new(&text.as_bytes()[..cut]));
-        assert!(!cut.is_ok(), "a part of {text:?} is a request");
+        assert!(cut.is_err(), "a part of {text:?} is a request");
     }
     Request::decode(&mut Reader::new(text.as_bytes()))
 }
@@ -520,7 +520,7 @@ async fn a_client_may_log_in_on_the_same_connection() {
 #[tokio::test(start_paused = true)]
 async fn failures_are_told_and_end_in_order() {
     use std::io::ErrorKind;
-    let cases: [(fn() -> DialError, &str, &str); 3] = [
+    let cases: [(MakeError, &str, &str); 3] = [
         (|| connect_error(ErrorKind::ConnectionRefused), "502 Bad Gateway", "502 Bad Gateway"),
         (|| connect_error(ErrorKind::TimedOut), "504 Gateway Timeout", "504 Gateway Timeout"),
         (|| DialError::Rejected("a rule"), "403 Forbidden", "502 Bad Gateway"),
@@ -546,6 +546,8 @@ async fn failures_are_told_and_end_in_order() {
     client.write_all(b"CONNECT a:1 HTTP/1.0\r\n\r\n").await.unwrap();
     assert!(rest(&mut client).await.starts_with("HTTP/1.0 502 "));
 }
+
+type MakeError = fn() -> DialError;
 
 fn connect_error(kind: std::io::ErrorKind) -> DialError {
     DialError::Connect { target: target("target.test:80"), source: kind.into() }

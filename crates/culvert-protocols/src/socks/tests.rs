@@ -303,7 +303,7 @@ proptest! {
 #[tokio::test]
 async fn refusals_have_their_codes_and_end_in_order() {
     use std::io::ErrorKind;
-    let cases: [(fn() -> DialError, &str); 7] = [
+    let cases: [(MakeError, &str); 7] = [
         (|| connect_error(ErrorKind::ConnectionRefused), "05"),
         (|| connect_error(ErrorKind::HostUnreachable), "04"),
         (|| connect_error(ErrorKind::NetworkUnreachable), "03"),
@@ -327,6 +327,8 @@ async fn refusals_have_their_codes_and_end_in_order() {
     client.read_to_end(&mut answer).await.unwrap();
     assert_eq!(answer, hex("005b000000000000"));
 }
+
+type MakeError = fn() -> DialError;
 
 fn connect_error(kind: std::io::ErrorKind) -> DialError {
     DialError::Connect { target: target("target.test:80"), source: kind.into() }
