@@ -293,7 +293,7 @@ fn feed(packets: &[Vec<u8>]) -> Verdict {
 fn the_vectors_of_the_standards_are_read() {
     for vector in [include_str!("vectors/rfc9001-a2.hex"), include_str!("vectors/rfc9369-a2.hex")] {
         let packet = hex(vector);
-        assert_eq!(feed(&[packet.clone()]), quic_found("example.com", "unknown"));
+        assert_eq!(feed(std::slice::from_ref(&packet)), quic_found("example.com", "unknown"));
         for len in (0..packet.len()).step_by(7) {
             assert_eq!(feed(&[packet[..len].to_vec()]), Verdict::No, "{len}");
         }
