@@ -175,7 +175,7 @@ mod tests {
     fn options_without_an_engine_are_named() {
         let cx = || InboundCx { tag: Tag::new("mixed", "in") };
         let tls = Some(Box::new(InboundTls { enabled: true, ..InboundTls::default() }));
-        let error = MixedInbound { tls: tls.clone(), ..MixedInbound::default() }.build(cx()).err().unwrap();
+        let error = MixedInbound { tls, ..MixedInbound::default() }.build(cx()).err().unwrap();
         assert_eq!(error.to_string(), "tls for inbound/mixed is not built yet");
         let tls = Some(Box::new(InboundTls::default()));
         assert!(HttpInbound { tls, ..HttpInbound::default() }.build(cx()).is_ok(), "tls that is not enabled");
