@@ -16,6 +16,8 @@ use crate::wire::{Header, Op};
 
 /// How long all streams may take until each has moved its first bytes.
 const FIRST_BYTES: Duration = Duration::from_secs(10);
+/// A stream that moves nothing for this long has stalled.
+const STALL: Duration = Duration::from_secs(5);
 /// How often a running load is looked after.
 const GLANCE: Duration = Duration::from_millis(50);
 const STACK: usize = 128 * 1024;
@@ -129,13 +131,26 @@ impl<'a> Bulk<'a> {
         let ours = generator_cpu + cpu.iter().sum::<Duration>();
         let foreign_percent = SystemCpu::take().foreign_percent(&system, ours);
 
-        let moved: Vec<u64> =
-            moved_later.iter().zip(&moved).map(|(later, earlier)| later - earlier).collect();
-        let still = moved.iter().filter(|bytes| **bytes == 0).count();
-        if still > 0 {
-            return Err(Failure::Stalled { count: still, of: moved.len(), seconds: time.as_secs_f64() });
+        self.wait_for_stragglers(&moved)?;
+        let bytes = moved_later.iter().sum::<u64>() - moved.iter().sum::<u64>();
+        Ok(Measured { bytes, time, cpu, generator_cpu, foreign_percent })
+    }
+
+    /// Fails when a stream has stalled since `before`. One that only had no turn in a short window, as on a machine with
+    /// more to do, gets one now.
+    fn wait_for_stragglers(&self, before: &[u64]) -> Result<(), Failure> {
+        let begun = Instant::now();
+        loop {
+            let now = self.moved();
+            let still = now.iter().zip(before).filter(|(now, before)| now == before).count();
+            if still == 0 {
+                return Ok(());
+            }
+            if begun.elapsed() > STALL {
+                return Err(Failure::Stalled { count: still, of: now.len(), seconds: STALL.as_secs_f64() });
+            }
+            self.run_for(GLANCE)?;
         }
-        Ok(Measured { bytes: moved.iter().sum(), time, cpu, generator_cpu, foreign_percent })
     }
 
     /// Lets the load run, looking after it.

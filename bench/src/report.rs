@@ -113,6 +113,9 @@ fn section(page: &mut String, scenario: &str, joined: &Joined<'_>) {
     for machine in &machines {
         let _ = writeln!(page, "<p class=\"machine\">{}</p>", escape(machine));
     }
+    for warning in joined.runs.iter().flat_map(|run| run.warnings()) {
+        let _ = writeln!(page, "<p class=\"warning\">Disturbed: {}</p>", escape(&warning));
+    }
     let charted: Vec<&Metric> =
         joined.metrics.iter().copied().filter(|metric| metric.weight == Weight::Main).collect();
     for row in &joined.rows {

@@ -13,6 +13,11 @@ use crate::machine::Machine;
 use crate::programs::Program;
 use crate::stats::{Spread, paired_ratios};
 
+/// Key of the metric that says what other programs took of the processors, in percent.
+pub(crate) const FOREIGN: &str = "foreign";
+/// From here on they disturb.
+pub(crate) const DISTURBED_PERCENT: f64 = 5.0;
+
 /// The format's number; a file with another is refused.
 const FORMAT: u32 = 1;
 
@@ -170,6 +175,23 @@ impl Run {
         self.rows.iter().flat_map(|row| &row.entries).any(|entry| entry.invalid.is_some())
     }
 
+    /// What a reader must know before believing the numbers; empty after a run on a quiet machine.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for row in &self.rows {
+            for entry in &row.entries {
+                if let Some(spread) = entry.spread(FOREIGN).filter(|spread| spread.median > DISTURBED_PERCENT)
+                {
+                    warnings.push(format!(
+                        "{}, {}: other programs took {:.0} % of the processors",
+                        row.title, entry.contender, spread.median
+                    ));
+                }
+            }
+        }
+        warnings
+    }
+
     pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
         let text = serde_json::to_string_pretty(self).map_err(|error| Failure::Usage(error.to_string()))?;
         fs::write(path, text + "\n").map_err(Failure::file("cannot write", path))
@@ -232,6 +254,14 @@ pub(crate) mod tests {
         run.write(&path).unwrap();
         assert_eq!(Run::read(&path).unwrap(), run);
         fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn disturbed_rows_are_told_about() {
+        let mut run = example();
+        assert_eq!(run.warnings(), Vec::<String>::new());
+        run.rows[0].entries[1].add(&[(FOREIGN, 40.0)]);
+        assert_eq!(run.warnings(), ["socks → direct, down, b: other programs took 40 % of the processors"]);
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub(crate) fn terminal(run: &Run) -> String {
     for reason in reasons(run) {
         let _ = writeln!(text, "INVALID {reason}");
     }
+    for warning in run.warnings() {
+        let _ = writeln!(text, "DISTURBED {warning}");
+    }
     let _ = writeln!(text, "\n{LEGEND}");
     let _ = writeln!(text, "{}", run.machine.summary());
     for program in &run.programs {
@@ -53,6 +56,9 @@ pub(crate) fn markdown(run: &Run) -> String {
     let _ = writeln!(text);
     for reason in reasons(run) {
         let _ = writeln!(text, "- **Invalid:** {}", reason.replace('\n', "  \n"));
+    }
+    for warning in run.warnings() {
+        let _ = writeln!(text, "- **Disturbed:** {warning}.");
     }
     let settings: Vec<String> = run.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
     let _ = writeln!(text, "- Cells: {LEGEND}.");
@@ -105,7 +111,10 @@ fn lines(run: &Run, room: Room) -> Vec<Vec<String>> {
     for row in &run.rows {
         for (number, entry) in row.entries.iter().enumerate() {
             let title = if number == 0 { row.title.clone() } else { String::new() };
-            let cells = metrics.iter().map(|metric| cell(row, entry, metric, room));
+            let cells = metrics.iter().enumerate().map(|(number, metric)| {
+                let invalid = number == 0 && entry.invalid.is_some();
+                if invalid { "invalid".into() } else { cell(row, entry, metric, room) }
+            });
             lines.push([title, entry.contender.clone()].into_iter().chain(cells).collect());
         }
     }
@@ -113,9 +122,6 @@ fn lines(run: &Run, room: Room) -> Vec<Vec<String>> {
 }
 
 fn cell(row: &Row, entry: &Entry, metric: &Metric, room: Room) -> String {
-    if entry.invalid.is_some() {
-        return "invalid".into();
-    }
     let Some(values) = entry.spread(&metric.key) else { return "–".into() };
     let main = metric.weight == Weight::Main;
     let mut text =

@@ -7,7 +7,7 @@ use crate::chain::{Chain, Contender, PerEnd};
 use crate::failure::Failure;
 use crate::plan::{Plan, Round, Values};
 use crate::protocols::Protocol;
-use crate::results::{Better, Metric, Run};
+use crate::results::{Better, DISTURBED_PERCENT, FOREIGN, Metric, Run};
 use crate::scenarios::{Context, mib};
 use crate::target::Target;
 
@@ -25,9 +25,6 @@ pub(crate) struct Settings {
     /// How often a window that others disturbed is measured again.
     pub(crate) repeats: usize,
 }
-
-/// From this part of all processors' time on, others disturb a window.
-const DISTURBED_PERCENT: f64 = 5.0;
 
 /// Bytes of each stream and direction in an integrity check.
 const VERIFY_BYTES: u64 = 16 << 20;
@@ -135,7 +132,7 @@ fn metrics() -> Vec<Metric> {
         Metric::new("client_peak", "client peak MiB", Better::Lower, 1).main(),
         Metric::new("server_peak", "server peak MiB", Better::Lower, 1).main(),
         Metric::new("generator_cpu", "load generator CPU-s/GB", Better::Neither, 3),
-        Metric::new("foreign", "others' CPU %", Better::Neither, 1),
+        Metric::new(FOREIGN, "others' CPU %", Better::Neither, 1),
     ]
 }
 
@@ -146,7 +143,7 @@ fn values(measured: &Measured) -> Values {
     let mut values = vec![
         ("goodput", gigabytes * 8.0 / measured.time.as_secs_f64()),
         ("generator_cpu", per_gigabyte(measured.generator_cpu)),
-        ("foreign", measured.foreign_percent),
+        (FOREIGN, measured.foreign_percent),
     ];
     let PerEnd { client, server } = measured.cpu;
     if let Some(client) = client {
