@@ -162,15 +162,20 @@ fn build_inbounds(options: &Options, errors: &mut BuildErrors) -> Vec<BuiltInbou
 
 /// Sections that are accepted by `check` but have no engine yet.
 fn unbuilt_sections(options: &Options, errors: &mut BuildErrors) {
-    let route = &options.route;
+    let (route, experimental) = (&options.route, &options.experimental);
     let sections = [
         ("dns.servers", !options.dns.servers.is_empty()),
         ("dns.rules", !options.dns.rules.is_empty()),
+        ("ntp", options.ntp.enabled),
         ("route.rule_set", !route.rule_set.is_empty()),
         ("route.find_process", route.find_process),
         ("route.find_neighbor", route.find_neighbor),
         ("route.auto_detect_interface", route.auto_detect_interface),
         ("route.default_network_strategy", route.default_network_strategy.is_some()),
+        ("endpoints", !options.endpoints.is_empty()),
+        ("services", !options.services.is_empty()),
+        ("experimental.clash_api", experimental.clash_api.is_some()),
+        ("experimental.v2ray_api", experimental.v2ray_api.is_some()),
     ];
     for (section, used) in sections {
         if used {
