@@ -155,3 +155,21 @@ fn merging_puts_files_beside_their_paths() {
 }"#;
     assert_eq!(merged, expected);
 }
+
+#[test]
+fn endpoints_are_found_as_inbounds_without_taking_their_tags() {
+    let key = "YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=";
+    let text = format!(
+        r#"{{
+            "endpoints": [
+                {{"type": "wireguard", "private_key": "{key}"}},
+                {{"type": "wireguard", "tag": "wg", "private_key": "{key}"}}
+            ],
+            "inbounds": [{{"type": "mixed"}}],
+            "route": {{"rules": [{{"inbound": ["wg", "gw"], "action": "reject"}}], "final": "wg"}}
+        }}"#
+    );
+    let loaded = loaded(&text).expect("a good configuration");
+    let warnings: Vec<&str> = loaded.warnings.iter().map(|warning| &*warning.message).collect();
+    assert_eq!(warnings, ["there is no inbound `gw`, did you mean `wg`?"]);
+}

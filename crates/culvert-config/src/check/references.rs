@@ -12,11 +12,14 @@ pub(crate) fn check(cx: &mut Cx<'_>) {
     let references = std::mem::take(&mut cx.references);
     let mut known: HashMap<Key<'_>, usize> = HashMap::new();
     for (index, definition) in definitions.iter().enumerate() {
-        if known.insert((definition.space, &definition.tag), index).is_some() {
-            cx.error(
-                definition.place,
-                format!("duplicate {} tag `{}`", definition.space.noun(), definition.tag),
-            );
+        let key = (definition.space, &*definition.tag);
+        match known.get(&key).map(|&earlier| &definitions[earlier]) {
+            Some(earlier) if definition.is_main && earlier.is_main => {
+                let message = format!("duplicate {} tag `{}`", definition.space.noun(), definition.tag);
+                cx.error(definition.place, message);
+            }
+            Some(earlier) if earlier.is_main => {}
+            _ => drop(known.insert(key, index)),
         }
     }
     let mut edges: HashMap<usize, Vec<usize>> = HashMap::new();

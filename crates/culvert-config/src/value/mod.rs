@@ -25,7 +25,7 @@ pub use quantity::{Bandwidth, Dur, DurOrSeconds, Mark, MemorySize};
 pub use scalar::Ignored;
 pub use tag::{
     CertificateProviderTag, DnsServerTag, EndpointTag, HttpClientTag, InboundTag, LooseDnsServerTag,
-    LooseInboundTag, LooseOutboundTag, NamespaceTag, OutboundTag, RuleSetTag, ServiceTag,
+    LooseEndpointTag, LooseInboundTag, LooseOutboundTag, NamespaceTag, OutboundTag, RuleSetTag, ServiceTag,
 };
 pub(crate) use text::decode_base64;
 pub use text::{Base64, Pattern, Secret};

@@ -59,6 +59,8 @@ tags! {
     LooseInboundTag: Inbound, Warning;
     /// Tag of an endpoint.
     EndpointTag: Endpoint, Error;
+    /// Tag of an endpoint whose absence shows only when it is used.
+    LooseEndpointTag: Endpoint, Warning;
     /// Tag of a DNS server.
     DnsServerTag: DnsServer, Error;
     /// Tag of a DNS server whose absence shows only when it is used.

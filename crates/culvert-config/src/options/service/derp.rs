@@ -8,7 +8,7 @@ use crate::options::listen::ListenOptions;
 use crate::options::tls::{InboundTls, Need, OutboundTls};
 use crate::schema::Schema;
 use crate::table::{self, options};
-use crate::value::{EndpointTag, List, OptionValue, Secret};
+use crate::value::{List, LooseEndpointTag, OptionValue, Secret};
 
 options! {
     /// Options of a relay for Tailscale.
@@ -20,7 +20,7 @@ options! {
         /// File with the key of the relay, made when it is missing.
         config_path: String,
         /// Tailscale endpoints that know who may use it.
-        verify_client_endpoint: List<EndpointTag>,
+        verify_client_endpoint: List<LooseEndpointTag>,
         /// Web servers that know who may use it.
         verify_client_url: List<VerifyUrl>,
         /// What browsers get: `blank`, or a URL to go to; a page about the relay when absent.

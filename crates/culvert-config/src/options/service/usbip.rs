@@ -10,10 +10,10 @@ use crate::value::choices;
 options! {
     /// Options of USB devices for others.
     pub struct UsbIpServerService {
-        /// Where the devices come from.
-        provider: UsbIpProvider,
         /// How to listen.
         listen: ListenOptions = ..,
+        /// Where the devices come from.
+        provider: UsbIpProvider,
         /// Which devices others may use; for the default provider.
         devices: Vec<UsbDeviceMatch>,
     }
