@@ -171,3 +171,111 @@ impl Entries {
 fn cost(key: &[u8], reply: &Reply) -> usize {
     key.len() + reply.as_bytes().len() + 128
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RecordType;
+    use crate::testing::{Build, query};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn reply(query: &Query, ttl: u32) -> Arc<Reply> {
+        let name = query.domain().unwrap();
+        let bytes = Build::reply_to(&query.encode(0)).address(name.as_str(), ttl, "192.0.2.1").done();
+        Arc::new(Reply::parse(&bytes, query, 0).unwrap())
+    }
+
+    fn keep(cache: &Cache, name: &str, ttl: u32, now: Instant) {
+        let query = query(name, RecordType::A);
+        cache.keep(&query, &reply(&query, ttl), now);
+    }
+
+    /// The TTL shown, with a mark where the reply is stale.
+    fn find(cache: &Cache, name: &str, now: Instant) -> Option<(u32, bool)> {
+        let (answer, stale) = match cache.find(&query(name, RecordType::A), now)? {
+            Found::Fresh(answer) => (answer, false),
+            Found::Stale(answer) => (answer, true),
+        };
+        let request = crate::Request::parse(&query(name, RecordType::A).encode(1)).unwrap();
+        let bytes = request.answer(&answer, crate::message::Carrier::Stream);
+        let shown = Reply::parse(&bytes, &query(name, RecordType::A), 1).unwrap();
+        Some((shown.lifetime(), stale))
+    }
+
+    #[test]
+    fn ttls_count_down_to_the_end() {
+        let cache = Cache::new(CacheOptions::default());
+        let begun = Instant::now();
+        keep(&cache, "a.test", 60, begun);
+        keep(&cache, "zero.test", 0, begun);
+        assert_eq!(find(&cache, "A.test.", begun), Some((60, false)));
+        assert_eq!(find(&cache, "a.test", begun + 59 * SECOND), Some((1, false)));
+        assert_eq!(find(&cache, "a.test", begun + 60 * SECOND), None);
+        assert_eq!(find(&cache, "zero.test", begun), None);
+        assert!(cache.is_empty(), "what is past its time is forgotten when asked for");
+        keep(&cache, "a.test", 60, begun);
+        keep(&cache, "a.test", 30, begun + 10 * SECOND);
+        assert_eq!(find(&cache, "a.test", begun + 10 * SECOND), Some((30, false)), "the later reply counts");
+        assert_eq!(cache.len(), 1);
+    }
+
+    #[test]
+    fn questions_differ_by_type() {
+        let cache = Cache::new(CacheOptions::default());
+        let now = Instant::now();
+        keep(&cache, "a.test", 60, now);
+        assert!(cache.find(&query("a.test", RecordType::AAAA), now).is_none());
+    }
+
+    #[test]
+    fn stale_replies_are_served_for_their_grace() {
+        let cache = Cache::new(CacheOptions { optimistic: Some(100 * SECOND), ..CacheOptions::default() });
+        let begun = Instant::now();
+        keep(&cache, "a.test", 60, begun);
+        assert_eq!(find(&cache, "a.test", begun + 59 * SECOND), Some((1, false)));
+        assert_eq!(find(&cache, "a.test", begun + 60 * SECOND), Some((STALE_TTL, true)));
+        assert_eq!(find(&cache, "a.test", begun + 159 * SECOND), Some((STALE_TTL, true)));
+        assert_eq!(find(&cache, "a.test", begun + 160 * SECOND), None);
+    }
+
+    #[test]
+    fn without_expiry_replies_stay_as_they_came() {
+        let cache = Cache::new(CacheOptions { disable_expire: true, ..CacheOptions::default() });
+        let begun = Instant::now();
+        keep(&cache, "a.test", 60, begun);
+        assert_eq!(find(&cache, "a.test", begun + 1000 * SECOND), Some((60, false)));
+    }
+
+    #[test]
+    fn full_caches_spare_what_is_read() {
+        let cache = Cache::new(CacheOptions { capacity: 10, ..CacheOptions::default() });
+        let now = Instant::now();
+        for n in 0..5 * CAPACITY {
+            keep(&cache, &format!("{n}.test"), 60, now);
+            keep(&cache, "kept.test", 60, now);
+            assert!(find(&cache, "kept.test", now).is_some(), "{n}");
+        }
+        assert_eq!(cache.len(), CAPACITY, "less than 1024 counts as 1024");
+        cache.clear();
+        assert_eq!((cache.len(), find(&cache, "kept.test", now)), (0, None));
+    }
+
+    #[test]
+    fn large_replies_do_not_fill_the_memory() {
+        let cache = Cache::new(CacheOptions::default());
+        let now = Instant::now();
+        for n in 0..CAPACITY {
+            let query = query(&format!("{n}.test"), RecordType::TXT);
+            let build = Build::reply_to(&query.encode(0));
+            let bytes = build.record(6, &format!("{n}.test"), 16, 60, &vec![b'x'; 60_000]).done();
+            cache.keep(&query, &Arc::new(Reply::parse(&bytes, &query, 0).unwrap()), now);
+        }
+        assert!(cache.lock().bytes <= CAPACITY * BYTES_PER_ENTRY);
+        assert!(cache.len() > 10);
+        for n in 0..2 * CAPACITY {
+            keep(&cache, &format!("{n}.test"), 60, now);
+        }
+        assert_eq!(cache.len(), CAPACITY, "small ones take the place of large ones");
+    }
+}

@@ -54,9 +54,6 @@ pub enum DnsError {
     /// A destination within the fake ranges that no name stands behind.
     #[error("missing fakeip record, try enable experimental.cache_file")]
     NotFake,
-    /// The engine for this server is not part of the program yet.
-    #[error("DNS server type {0} is not built yet")]
-    NotBuilt(&'static str),
     /// The code that asked broke off.
     #[error("look-up broke off")]
     Broken,

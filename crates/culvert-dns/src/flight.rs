@@ -53,6 +53,11 @@ impl<V: Clone + Send + Sync + 'static> Flights<V> {
         landed.clone()
     }
 
+    /// Whether somebody waits for the exchange of `key`.
+    pub(crate) fn is_under_way(&self, key: &Key) -> bool {
+        self.table.lock().contains_key(key)
+    }
+
     /// How many exchanges are under way.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {

@@ -63,7 +63,7 @@ pub(crate) async fn over_udp(
 }
 
 /// Waits for a datagram or for the news that nobody listens there, which no receive would wait for.
-async fn readable(socket: &UdpSocket) -> io::Result<()> {
+pub(crate) async fn readable(socket: &UdpSocket) -> io::Result<()> {
     let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
     if ready.is_error() {
         if let Some(error) = socket.take_error()? {
@@ -99,11 +99,17 @@ pub(crate) async fn over_tcp(
 
 /// Writes one message with its length before it, in one piece.
 pub(crate) async fn write_message(stream: &mut (impl AsyncWrite + Unpin), message: &[u8]) -> io::Result<()> {
-    let length = u16::try_from(message.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut framed = Vec::with_capacity(2 + message.len());
-    framed.extend(length.to_be_bytes());
-    framed.extend(message);
+    push_framed(&mut framed, message)?;
     stream.write_all(&framed).await
+}
+
+/// Adds one message with its length before it.
+pub(crate) fn push_framed(out: &mut Vec<u8>, message: &[u8]) -> io::Result<()> {
+    let length = u16::try_from(message.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    out.extend(length.to_be_bytes());
+    out.extend(message);
+    Ok(())
 }
 
 /// Reads one message with its length before it.

@@ -361,6 +361,12 @@ impl Reply {
         Self { bytes: bytes.into(), question_end, rcode, lifetime: 0 }
     }
 
+    /// The same reply, never to be kept.
+    #[must_use]
+    pub fn uncached(self) -> Self {
+        Self { lifetime: 0, ..self }
+    }
+
     /// The response code.
     #[must_use]
     pub fn rcode(&self) -> Rcode {

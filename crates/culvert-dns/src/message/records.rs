@@ -4,11 +4,14 @@ use std::fmt;
 use std::net::IpAddr;
 
 use hickory_proto::op::{Message, MessageType, OpCode, Query as Question, ResponseCode};
-use hickory_proto::rr::rdata::{A, AAAA, PTR};
+use hickory_proto::rr::rdata::svcb::SvcParamKey;
+use hickory_proto::rr::rdata::{A, AAAA, HTTPS, PTR};
 use hickory_proto::rr::{Name, RData, Record, RecordType as Kind};
 
+use culvert_core::Strategy;
 use culvert_wire::Domain;
 
+use super::wire::{self, flag};
 use super::{Query, Rcode, RecordType, Reply};
 
 /// Writes a type's name.
@@ -66,4 +69,81 @@ fn name(wire: &[u8]) -> Name {
         rest = behind;
     }
     Name::from_labels(labels).unwrap_or_else(|_| Name::root())
+}
+
+/// The same answer without the address hints of the family that the strategy leaves out; `None` if it has none.
+///
+/// HTTPS and SVCB records carry addresses besides their names (RFC 9460 section 7.3), by which a client would walk past
+/// the strategy.
+#[must_use]
+pub fn without_hints(query: &Query, reply: &Reply, strategy: Strategy) -> Option<Reply> {
+    let unwanted = match strategy {
+        Strategy::Ipv4Only => SvcParamKey::Ipv6Hint,
+        Strategy::Ipv6Only => SvcParamKey::Ipv4Hint,
+        Strategy::AsIs | Strategy::PreferIpv4 | Strategy::PreferIpv6 => return None,
+    };
+    let mut message = Message::from_vec(reply.as_bytes()).ok()?;
+    let mut changed = false;
+    for record in &mut message.answers {
+        if let RData::HTTPS(HTTPS(data)) | RData::SVCB(data) = &mut record.data {
+            let before = data.svc_params.len();
+            data.svc_params.retain(|(key, _)| *key != unwanted);
+            changed |= data.svc_params.len() != before;
+        }
+    }
+    if !changed {
+        return None;
+    }
+    let bytes = message.to_vec().ok()?;
+    Reply::parse(&bytes, query, 0).ok()
+}
+
+/// One record in wire form, its names uncompressed.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RawRecord {
+    /// Owner name in wire form.
+    pub owner: Vec<u8>,
+    /// Type.
+    pub kind: u16,
+    /// Class; 1 is IN.
+    pub class: u16,
+    /// TTL in seconds.
+    pub ttl: u32,
+    /// Data in wire form.
+    pub data: Vec<u8>,
+}
+
+/// What the rule action `predefined` answers: code and records as configured, whatever type was asked for, with AA and
+/// RA set.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Predefined {
+    /// Response code.
+    pub rcode: u16,
+    /// Records of the answer, authority and additional sections.
+    pub sections: [Vec<RawRecord>; 3],
+}
+
+impl Predefined {
+    /// The reply to `query`; `None` if the records are not in their types' shape or do not fit into a message.
+    #[must_use]
+    pub fn reply(&self, query: &Query) -> Option<Reply> {
+        let empty = Reply::empty(query, Rcode::NOERROR);
+        let mut bytes = empty.as_bytes().to_vec();
+        let flags = flag::QR | flag::AA | flag::RD | flag::RA | (self.rcode & flag::RCODE);
+        wire::set_u16(&mut bytes, 2, flags);
+        for (index, records) in self.sections.iter().enumerate() {
+            wire::set_u16(&mut bytes, 6 + 2 * index, u16::try_from(records.len()).ok()?);
+            for record in records {
+                bytes.extend(&record.owner);
+                for word in [record.kind, record.class] {
+                    bytes.extend(word.to_be_bytes());
+                }
+                bytes.extend(record.ttl.to_be_bytes());
+                bytes.extend(u16::try_from(record.data.len()).ok()?.to_be_bytes());
+                bytes.extend(&record.data);
+            }
+        }
+        (bytes.len() <= usize::from(u16::MAX)).then_some(())?;
+        Some(Reply::parse(&bytes, query, 0).ok()?.uncached())
+    }
 }

@@ -305,7 +305,7 @@ fn replies_to_something_else_are_foreign() {
         assert_eq!(Reply::parse(&right, &other, 77).unwrap_err(), NoReply::Foreign);
     }
     assert_eq!(Reply::parse(&query.encode(77), &query, 77).unwrap_err(), NoReply::Foreign, "our own query");
-    let mut spelled = right.clone();
+    let mut spelled = right;
     spelled[HEADER + 1] = b'H';
     assert!(Reply::parse(&spelled, &query, 77).is_ok(), "names compare without case");
     // A bare error without its question is ours by its id.

@@ -13,9 +13,9 @@
 //! Sources: resolv.conf(5), hosts(5), RFC 6761 (localhost, invalid), RFC 8305 section 3 (one family must not wait for the
 //! other).
 
-mod files;
 pub mod hosts;
 pub mod resolv_conf;
+pub mod watched;
 
 #[cfg(test)]
 mod tests;
@@ -34,21 +34,17 @@ use tokio::time::{Instant, timeout};
 
 pub use hosts::Hosts;
 pub use resolv_conf::ResolvConf;
+pub use watched::Watched;
 
 use crate::DnsError;
 use crate::cache::{Cache, CacheOptions, Found};
 use crate::flight::Flights;
-use crate::message::{Answer, Query, Rcode, RecordType, Reply, records, text};
+use crate::lookup::{Ask, lookup};
+use crate::message::{Answer, Query, Rcode, RecordType, Reply, records};
 use crate::plain::{self, Sockets};
-
-use files::Files;
 
 /// How long a silent server is waited for before the next is asked beside it.
 const HEAD_START: Duration = Duration::from_secs(1);
-/// How long one family's addresses wait for the other's.
-const OTHER_FAMILY: Duration = Duration::from_millis(300);
-/// How many aliases are followed from server to server.
-const MOST_ALIASES: usize = 8;
 /// TTL of answers out of the hosts file (sing-box 1.14.4: 600 s).
 const HOSTS_TTL: u32 = 600;
 
@@ -85,7 +81,8 @@ pub fn system() -> Arc<SystemResolver> {
 /// The system's resolver. One serves all; two would have two caches.
 #[derive(Debug)]
 pub struct SystemResolver {
-    files: Files,
+    hosts: Watched<Hosts>,
+    conf: Watched<ResolvConf>,
     sockets: Arc<Sockets>,
     cache: Arc<Cache>,
     flights: Flights<Result<Arc<Reply>, DnsError>>,
@@ -100,7 +97,8 @@ impl SystemResolver {
     #[must_use]
     pub fn new(options: SystemOptions) -> Self {
         Self {
-            files: Files::new(options.hosts, options.resolv_conf, options.port),
+            hosts: Watched::new(options.hosts, Hosts::parse),
+            conf: Watched::new(options.resolv_conf, move |text| ResolvConf::parse(text, options.port)),
             sockets: Arc::new(options.sockets),
             cache: Arc::new(Cache::new(CacheOptions::default())),
             flights: Flights::new(),
@@ -117,14 +115,24 @@ impl SystemResolver {
         if let Some(reply) = self.answer_here(query) {
             return Ok(Answer::fresh(reply));
         }
-        self.ask(query).await
+        self.ask_servers(query).await
+    }
+
+    /// The same without the cache, for whoever has one: a reply of this host's own files says that it is not to be kept.
+    pub(crate) async fn fetch(&self, query: &Query) -> Result<Reply, DnsError> {
+        if let Some(reply) = self.answer_here(query) {
+            return Ok(reply.uncached());
+        }
+        let conf = self.conf.view();
+        let query = if conf.edns0 { query.clone().with_edns() } else { query.clone() };
+        ask_in_turn(Arc::clone(&self.sockets), query, self.plan(&conf), conf.timeout).await
     }
 
     /// What needs no server: names of the hosts file and those that RFC 6761 settles.
     fn answer_here(&self, query: &Query) -> Option<Reply> {
         let name = query.domain()?;
         if query.kind() == RecordType::PTR {
-            let hosts = self.files.view().hosts;
+            let hosts = self.hosts.view();
             let names = hosts.names(arpa_address(name.as_str())?)?;
             return Some(records::pointers(query, names, HOSTS_TTL));
         }
@@ -139,7 +147,7 @@ impl SystemResolver {
     }
 
     fn known_name(&self, name: &Domain) -> Option<Known> {
-        if let Some(addresses) = self.files.view().hosts.addresses(name.as_str()) {
+        if let Some(addresses) = self.hosts.view().addresses(name.as_str()) {
             return Some(Known::Hosts(addresses.to_vec()));
         }
         match name.as_str().rsplit('.').next() {
@@ -150,9 +158,9 @@ impl SystemResolver {
     }
 
     /// The servers' reply, out of the cache where it has one.
-    async fn ask(&self, query: &Query) -> Result<Answer, DnsError> {
-        let view = self.files.view();
-        if self.generation.swap(view.generation, Ordering::Relaxed) != view.generation {
+    async fn ask_servers(&self, query: &Query) -> Result<Answer, DnsError> {
+        let (conf, generation) = self.conf.view_counted();
+        if self.generation.swap(generation, Ordering::Relaxed) != generation {
             // Another network may call other things by the same names.
             self.cache.clear();
         }
@@ -160,11 +168,11 @@ impl SystemResolver {
             return Ok(answer);
         }
         let reply = self.flights.join(query.key(), || {
-            let query = if view.conf.edns0 { query.clone().with_edns() } else { query.clone() };
-            let plan = self.plan(&view.conf);
+            let query = if conf.edns0 { query.clone().with_edns() } else { query.clone() };
+            let (plan, patience) = (self.plan(&conf), conf.timeout);
             let (sockets, cache) = (Arc::clone(&self.sockets), Arc::clone(&self.cache));
             async move {
-                let asked = ask_in_turn(sockets, query.clone(), plan, view.conf.timeout);
+                let asked = ask_in_turn(sockets, query.clone(), plan, patience);
                 let reply = timeout(timeouts::RESOLVE, asked).await;
                 let reply = Arc::new(reply.map_err(|_| DnsError::Timeout(timeouts::RESOLVE))??);
                 cache.keep(&query, &reply, Instant::now());
@@ -186,7 +194,7 @@ impl SystemResolver {
 
     /// The names to try for `name`, in order.
     fn candidates(&self, name: &Domain) -> Vec<Domain> {
-        let conf = self.files.view().conf;
+        let conf = self.conf.view();
         let dots = name.as_str().matches('.').count();
         let mut candidates = Vec::new();
         if dots == 0 {
@@ -197,49 +205,11 @@ impl SystemResolver {
         candidates.insert(place, name.clone());
         candidates
     }
+}
 
-    /// The addresses of exactly this name.
-    async fn lookup(&self, name: &Domain, strategy: Strategy) -> Result<Vec<IpAddr>, ResolveError> {
-        let family = |kind, ip: IpAddr| async move {
-            if strategy.wants(ip) { self.lookup_family(name, kind).await } else { Ok(Vec::new()) }
-        };
-        let v4 = family(RecordType::A, Ipv4Addr::UNSPECIFIED.into());
-        let v6 = family(RecordType::AAAA, Ipv6Addr::UNSPECIFIED.into());
-        let (v4, v6) = both(v4, v6).await;
-        let mut addresses = Vec::new();
-        let mut failure = None;
-        for outcome in [v4, v6] {
-            match outcome {
-                Ok(found) => addresses.extend(found),
-                // What a server could not say weighs more than that the name is not there.
-                Err(error) if matches!(failure, None | Some(ResolveError::NotFound)) => failure = Some(error),
-                Err(_) => {}
-            }
-        }
-        strategy.apply(&mut addresses);
-        if addresses.is_empty() { Err(failure.unwrap_or(ResolveError::NoAddress)) } else { Ok(addresses) }
-    }
-
-    /// The addresses of one family; none if the name has other records only.
-    async fn lookup_family(&self, name: &Domain, kind: RecordType) -> Result<Vec<IpAddr>, ResolveError> {
-        let mut name = name.clone();
-        for _ in 0..MOST_ALIASES {
-            let query = Query::new(&name, kind).map_err(|_| ResolveError::NotFound)?;
-            let reply = self.ask(&query).await?.reply;
-            match reply.rcode() {
-                Rcode::NOERROR => {}
-                Rcode::NXDOMAIN => return Err(ResolveError::NotFound),
-                other => return Err(ResolveError::Failed(format!("name server answered {other}"))),
-            }
-            let addresses: Vec<_> = reply.addresses().collect();
-            // A server that follows aliases itself says with an SOA that nothing is at their end.
-            let end = if reply.lifetime() == 0 { reply.alias_end() } else { None };
-            match end.and_then(|end| text(end.as_bytes())) {
-                Some(end) if addresses.is_empty() && end != name => name = end,
-                _ => return Ok(addresses),
-            }
-        }
-        Err(ResolveError::Failed("too many aliases".into()))
+impl Ask for SystemResolver {
+    async fn ask(&self, query: Query) -> Result<Answer, DnsError> {
+        self.ask_servers(&query).await
     }
 }
 
@@ -258,7 +228,7 @@ impl Resolver for SystemResolver {
         }
         let mut outcome = Err(ResolveError::NotFound);
         for candidate in self.candidates(name) {
-            match self.lookup(&candidate, strategy).await {
+            match lookup(&candidate, strategy, self).await {
                 // A name that is there without an address says more than one that is not there.
                 Err(ResolveError::NotFound) => {}
                 Err(ResolveError::NoAddress) => outcome = Err(ResolveError::NoAddress),
@@ -316,28 +286,6 @@ async fn ask_in_turn(
         }
     }
 }
-
-/// Waits for both look-ups, but once one has found something, no longer than [`OTHER_FAMILY`] for the other.
-async fn both<F4, F6>(v4: F4, v6: F6) -> (Lookup, Lookup)
-where
-    F4: Future<Output = Lookup>,
-    F6: Future<Output = Lookup>,
-{
-    tokio::pin!(v4, v6);
-    let found = |lookup: &Lookup| lookup.as_ref().is_ok_and(|addresses| !addresses.is_empty());
-    tokio::select! {
-        v4 = &mut v4 => {
-            let patience = if found(&v4) { OTHER_FAMILY } else { timeouts::RESOLVE };
-            (v4, timeout(patience, v6).await.unwrap_or(Err(ResolveError::Timeout)))
-        }
-        v6 = &mut v6 => {
-            let patience = if found(&v6) { OTHER_FAMILY } else { timeouts::RESOLVE };
-            (timeout(patience, v4).await.unwrap_or(Err(ResolveError::Timeout)), v6)
-        }
-    }
-}
-
-type Lookup = Result<Vec<IpAddr>, ResolveError>;
 
 /// The address that a name under `in-addr.arpa` or `ip6.arpa` stands for (RFC 1035 section 3.5, RFC 3596 section 2.5).
 #[must_use]

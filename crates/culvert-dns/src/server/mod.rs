@@ -1,0 +1,251 @@
+//! The DNS servers, one file per type, and the table of them.
+//!
+//! | type | is |
+//! |---|---|
+//! | [`local`] | the system's resolver |
+//! | [`hosts`] | hosts files and names of the configuration |
+//! | [`udp`] | UDP, and TCP for what does not fit |
+//! | [`stream`] | TCP, and whatever else makes a byte stream |
+//! | [`fakeip`] | an invented address per name |
+//!
+//! A server answers one question at a time per call and keeps nothing but its connections: caching, de-duplication, and the
+//! limit of time are [`Client`](crate::Client)'s.
+
+pub mod fakeip;
+pub mod hosts;
+mod link;
+pub mod local;
+mod slot;
+pub mod stream;
+pub mod udp;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use culvert_config::KindOf;
+use culvert_config::options::dial::{DialOptions, ServerOptions};
+use culvert_config::options::dns::server::{
+    DhcpDnsServer, DnsServerKind, FakeIpDnsServer, H3DnsServer, HostsDnsServer, HttpsDnsServer,
+    LocalDnsServer, MdnsDnsServer, QuicDnsServer, TcpDnsServer, TlsDnsServer, UdpDnsServer,
+};
+use culvert_core::{Dialer, Network, Session, SessionId, Tag};
+use culvert_wire::{Domain, Host, Target};
+use thiserror::Error;
+
+use fakeip::FakeAddresses;
+
+use crate::message::{Query, Reply};
+use crate::system::Hosts;
+use crate::{DnsError, SystemResolver};
+
+/// Answers questions. One object serves all of them, at once.
+#[async_trait]
+pub trait DnsServer: Send + Sync {
+    /// Its type and tag.
+    fn tag(&self) -> &Tag;
+
+    /// Asks one question. May take as long as it wants: the caller sets the limit, and drops the future at it.
+    ///
+    /// # Errors
+    /// The server could not be reached or did not answer. An answer that reports an error is a reply.
+    async fn exchange(&self, query: &Query) -> Result<Reply, DnsError>;
+
+    /// Gives up connections, because the network has changed.
+    fn reset(&self) {}
+}
+
+/// All server types that the configuration knows.
+pub const TABLE: &[ServerEntry] = &[
+    ServerEntry { name: "local", dial: dial::<LocalDnsServer>, build: local },
+    ServerEntry { name: "hosts", dial: no_dial, build: hosts },
+    ServerEntry { name: "udp", dial: dial::<UdpDnsServer>, build: udp },
+    ServerEntry { name: "tcp", dial: dial::<TcpDnsServer>, build: tcp },
+    ServerEntry { name: "tls", dial: dial::<TlsDnsServer>, build: |_, _| Err(BuildError::NotBuilt("tls")) },
+    ServerEntry {
+        name: "quic",
+        dial: dial::<QuicDnsServer>,
+        build: |_, _| Err(BuildError::NotBuilt("quic")),
+    },
+    ServerEntry {
+        name: "https",
+        dial: dial::<HttpsDnsServer>,
+        build: |_, _| Err(BuildError::NotBuilt("https")),
+    },
+    ServerEntry { name: "h3", dial: dial::<H3DnsServer>, build: |_, _| Err(BuildError::NotBuilt("h3")) },
+    ServerEntry { name: "fakeip", dial: no_dial, build: fakeip },
+    ServerEntry {
+        name: "mdns",
+        dial: dial::<MdnsDnsServer>,
+        build: |_, _| Err(BuildError::NotBuilt("mdns")),
+    },
+    ServerEntry {
+        name: "dhcp",
+        dial: dial::<DhcpDnsServer>,
+        build: |_, _| Err(BuildError::NotBuilt("dhcp")),
+    },
+    ServerEntry { name: "resolved", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("resolved")) },
+    ServerEntry { name: "tailscale", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("tailscale")) },
+    ServerEntry { name: "openvpn", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("openvpn")) },
+    ServerEntry {
+        name: "openconnect",
+        dial: no_dial,
+        build: |_, _| Err(BuildError::NotBuilt("openconnect")),
+    },
+];
+
+/// One type of server.
+#[expect(clippy::type_complexity, reason = "said once, and plainer than a name for it")]
+pub struct ServerEntry {
+    /// Its `type` in the configuration.
+    pub name: &'static str,
+    /// Its dial fields, if it has them (`None` also for options of another type).
+    pub dial: fn(&DnsServerKind) -> Option<&DialOptions>,
+    /// Builds it.
+    pub build: fn(&DnsServerKind, ServerCx) -> Result<Arc<dyn DnsServer>, BuildError>,
+}
+
+impl ServerEntry {
+    /// The type of this name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Self> {
+        TABLE.iter().find(|entry| entry.name == name)
+    }
+}
+
+/// What a server is given besides its options.
+pub struct ServerCx {
+    /// Its type and tag.
+    pub tag: Tag,
+    /// Its dial fields, made ready.
+    pub dialer: Dialer,
+    /// The system's resolver.
+    pub system: Arc<SystemResolver>,
+    /// The fake addresses, which the router knows too; needed by the type `fakeip` only.
+    pub fake: Option<Arc<FakeAddresses>>,
+}
+
+/// Why a server cannot be built.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    /// The type is known but has no engine yet.
+    #[error("DNS server type {0} is not built yet")]
+    NotBuilt(&'static str),
+    /// `server` is neither an address nor a name.
+    #[error("server: `{0}` is neither an address nor a name")]
+    Server(String),
+    /// A name of `predefined` is none.
+    #[error("predefined: `{0}` is not a name")]
+    Name(String),
+    /// A fake range has no third address.
+    #[error("{option}: {ip}/{length} is too small")]
+    Range {
+        /// The option.
+        option: &'static str,
+        /// Its address.
+        ip: IpAddr,
+        /// Its length in bits.
+        length: u8,
+    },
+    /// The options belong to another type, or the context lacks what the type needs.
+    #[error("options of another type given to {0}")]
+    Mismatch(&'static str),
+}
+
+fn dial<O: Dials + 'static>(kind: &DnsServerKind) -> Option<&DialOptions> {
+    O::of(kind).map(O::dial_fields)
+}
+
+fn no_dial(_: &DnsServerKind) -> Option<&DialOptions> {
+    None
+}
+
+/// Options with dial fields.
+trait Dials: KindOf<DnsServerKind> {
+    fn dial_fields(&self) -> &DialOptions;
+}
+
+macro_rules! dials {
+    ($($options:ty: $($path:ident).+;)*) => {
+        $(impl Dials for $options {
+            fn dial_fields(&self) -> &DialOptions {
+                &self.$($path).+
+            }
+        })*
+    };
+}
+
+dials! {
+    LocalDnsServer: dial;
+    UdpDnsServer: remote.dial;
+    TcpDnsServer: remote.dial;
+    TlsDnsServer: remote.dial;
+    QuicDnsServer: server.remote.dial;
+    HttpsDnsServer: server.remote.dial;
+    H3DnsServer: https.server.remote.dial;
+    MdnsDnsServer: local.dial;
+    DhcpDnsServer: local.dial;
+}
+
+fn local(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    options::<LocalDnsServer>(kind, "local")?;
+    Ok(Arc::new(local::LocalServer::new(cx.tag, cx.system)))
+}
+
+fn hosts(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let options = options::<HostsDnsServer>(kind, "hosts")?;
+    let mut predefined = Hosts::default();
+    for (name, addresses) in options.predefined.iter() {
+        let domain = Domain::new(name).map_err(|_| BuildError::Name(name.clone()))?;
+        for address in addresses {
+            predefined.insert(domain.clone(), address.ip);
+        }
+    }
+    let paths = options.path.iter().map(Into::into).collect();
+    Ok(Arc::new(hosts::HostsServer::new(cx.tag, predefined, paths)))
+}
+
+fn udp(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let target = target(&options::<UdpDnsServer>(kind, "udp")?.remote.server)?;
+    Ok(Arc::new(udp::UdpServer::new(cx.tag, cx.dialer, target)))
+}
+
+fn tcp(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let target = target(&options::<TcpDnsServer>(kind, "tcp")?.remote.server)?;
+    Ok(Arc::new(stream::TcpServer::new(cx.tag, cx.dialer, target)))
+}
+
+fn fakeip(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    options::<FakeIpDnsServer>(kind, "fakeip")?;
+    let addresses = cx.fake.ok_or(BuildError::Mismatch("fakeip"))?;
+    Ok(Arc::new(fakeip::FakeIpServer::new(cx.tag, addresses)))
+}
+
+fn options<'a, O: KindOf<DnsServerKind>>(
+    kind: &'a DnsServerKind,
+    name: &'static str,
+) -> Result<&'a O, BuildError> {
+    O::of(kind).ok_or(BuildError::Mismatch(name))
+}
+
+/// Where a server of plain DNS is; port 53 unless another is given.
+fn target(options: &ServerOptions) -> Result<Target, BuildError> {
+    let host = Host::parse(&options.server).map_err(|_| BuildError::Server(options.server.clone()))?;
+    Ok(Target { host, port: if options.server_port == 0 { 53 } else { options.server_port } })
+}
+
+/// The session of a connection that a server opens for itself.
+fn session(tag: &Tag, network: Network, target: &Target) -> Session {
+    Session {
+        id: SessionId::next(),
+        network,
+        inbound: tag.clone(),
+        user: None,
+        source: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+        target: target.clone(),
+        sniffed: None,
+    }
+}
