@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::diagnostics::Report;
-use crate::json::{Node, Place};
+use crate::json::{Node, Place, Value};
 
 /// State of decoding one configuration.
 pub(crate) struct Cx<'a> {
@@ -16,6 +16,7 @@ pub(crate) struct Cx<'a> {
     /// The files options point to; `None` where options are only decoded, not checked.
     files: Option<&'a dyn Files>,
     owner: Option<usize>,
+    empties_are_absent: bool,
 }
 
 /// Reads the files that options name, so that tests decide what exists.
@@ -94,6 +95,9 @@ pub(crate) struct Definition {
     pub(crate) tag: String,
     /// Where the tag stands, or the object without one.
     pub(crate) place: Place,
+    /// Whether the tag has to be unique there. An endpoint is found where an inbound is looked for, but may share its
+    /// tag with one.
+    pub(crate) is_main: bool,
 }
 
 /// A mention of a tag.
@@ -127,7 +131,14 @@ impl<'a> Cx<'a> {
 
     /// For types and values only, as `format` and `merge` need it.
     pub(crate) fn decoding() -> Self {
-        Self { report: Report::default(), definitions: vec![], references: vec![], files: None, owner: None }
+        Self {
+            report: Report::default(),
+            definitions: vec![],
+            references: vec![],
+            files: None,
+            owner: None,
+            empties_are_absent: false,
+        }
     }
 
     pub(crate) fn error(&mut self, place: Place, message: impl Into<String>) {
@@ -171,11 +182,33 @@ impl<'a> Cx<'a> {
         if self.definitions.len() > first {
             self.owner = Some(first);
         }
-        decode(self);
+        self.without_empties(decode);
         self.owner = outer;
+    }
+
+    /// Decodes an object that sing-box takes through an intermediate form in which empty lists and objects get lost.
+    /// Inside they count as absent, whatever their key.
+    pub(crate) fn without_empties(&mut self, decode: impl FnOnce(&mut Self)) {
+        let outer = std::mem::replace(&mut self.empties_are_absent, true);
+        decode(self);
+        self.empties_are_absent = outer;
+    }
+
+    /// Whether a value is lost as [`Self::without_empties`] says.
+    pub(crate) fn counts_as_absent(&self, node: &Node) -> bool {
+        self.empties_are_absent && is_empty_throughout(node)
     }
 
     pub(crate) fn refer(&mut self, space: Space, tag: &str, place: Place, missing: Missing) {
         self.references.push(Reference { space, tag: tag.to_owned(), place, missing, owner: self.owner });
+    }
+}
+
+/// Whether there is nothing in a list or object but further empty ones.
+fn is_empty_throughout(node: &Node) -> bool {
+    match &node.value {
+        Value::Array(items) => items.iter().all(is_empty_throughout),
+        Value::Object(entries) => entries.iter().all(|entry| is_empty_throughout(&entry.node)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
     }
 }

@@ -88,13 +88,19 @@ pub(crate) struct Keys<'a> {
     /// Keys that the caller reads by itself.
     pub(crate) elsewhere: &'a [&'static str],
     pub(crate) unknown: UnknownKeys,
-    /// Whether keys in another letter case are unknown. sing-box is strict where it decodes an object twice.
-    pub(crate) exact: bool,
+    /// How many fields, from the first on, are unknown in another letter case. sing-box is strict about the keys it
+    /// reads when it decodes an object for the first of two times.
+    pub(crate) exact: usize,
+}
+
+impl Keys<'_> {
+    /// For [`Self::exact`]: every field.
+    pub(crate) const ALL: usize = usize::MAX;
 }
 
 /// Decodes a whole table and, if that went well, checks it.
 pub(crate) fn decode(table: &mut dyn Table, node: &Node, cx: &mut Cx<'_>) {
-    let keys = Keys { elsewhere: &[], unknown: table.unknown_keys(), exact: false };
+    let keys = Keys { elsewhere: &[], unknown: table.unknown_keys(), exact: 0 };
     decode_with(table, keys, node, cx);
 }
 
@@ -116,7 +122,7 @@ pub(crate) fn decode_fields(fields: &mut [FieldMut<'_>], keys: Keys<'_>, node: &
         return;
     };
     for (index, entry) in entries.iter().enumerate() {
-        if keys.elsewhere.contains(&entry.key.as_str()) {
+        if keys.elsewhere.contains(&entry.key.as_str()) || cx.counts_as_absent(&entry.node) {
             continue;
         }
         let Some(field) = field_of(fields, keys, entry, cx) else { continue };
@@ -162,7 +168,7 @@ fn field_of<'f, 'a>(
         return Some(&mut fields[index]);
     }
     let other_case = fields.iter().position(|field| field.key.eq_ignore_ascii_case(&entry.key));
-    if let (Some(index), false) = (other_case, keys.exact) {
+    if let Some(index) = other_case.filter(|&index| index >= keys.exact) {
         cx.warn(entry.key_place, format!("`{}` is read as `{}`; write it so", entry.key, fields[index].key));
         return Some(&mut fields[index]);
     }
@@ -218,7 +224,7 @@ pub(crate) fn schema_properties(table: &dyn Table, schema: &mut Schema) -> Vec<E
 pub(crate) trait Kind: Default {
     /// What messages call such an object: `inbound`.
     const NOUN: &'static str;
-    /// The name spaces its tag belongs to; the first one owns references inside it.
+    /// The name spaces its tag is found in. In the first one it is unique, and there it owns references inside it.
     const SPACES: &'static [Space];
     /// Whether the default kind is meant where no name is given.
     const HAS_DEFAULT: bool;
@@ -306,13 +312,19 @@ impl<K: Kind> OptionValue for Tagged<K> {
             if self.tag.is_empty() { index.map(|index| index.to_string()) } else { Some(self.tag.clone()) };
         let place = node.get("tag").map_or(node.place, |tag| tag.place);
         let definitions = tag.into_iter().flat_map(|tag| {
-            K::SPACES.iter().map(move |&space| Definition { space, tag: tag.clone(), place })
+            let spaces = K::SPACES.iter().enumerate();
+            spaces.map(move |(index, &space)| Definition {
+                space,
+                tag: tag.clone(),
+                place,
+                is_main: index == 0,
+            })
         });
         cx.within(definitions.collect::<Vec<_>>(), |cx| {
             let Some(kind) = kind else { return };
             self.kind = kind;
             let table = self.kind.table_mut();
-            let keys = Keys { elsewhere: &["type", "tag"], unknown: table.unknown_keys(), exact: false };
+            let keys = Keys { elsewhere: &["type", "tag"], unknown: table.unknown_keys(), exact: 0 };
             decode_with(table, keys, node, cx);
         });
     }

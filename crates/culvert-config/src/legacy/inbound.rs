@@ -31,6 +31,11 @@ const FIELDS: [&str; 5] = [
 
 /// Takes the fields out of an inbound and gives the rules that do the same.
 fn rules_of(inbound: &mut Node, tag: &str, report: &mut Report) -> Vec<Node> {
+    for key in ["sniff", "sniff_override_destination", "udp_disable_domain_unmapping"] {
+        if let Some(value) = inbound.get(key).filter(|value| value.as_bool().is_none()) {
+            report.error(value.place, format!("expected true or false, found {}", value.kind()));
+        }
+    }
     let fields = take(inbound, &FIELDS);
     let Some(first) = fields.first() else { return vec![] };
     let field = |key: &str| fields.iter().find(|entry| entry.key == key);

@@ -313,7 +313,7 @@ impl OptionValue for CertificateProviderReference {
 
 /// Decodes the options of a kind from an object in which `elsewhere` are other keys.
 fn decode_beside<K: Kind>(kind: &mut K, elsewhere: &[&'static str], node: &Node, cx: &mut Cx<'_>) {
-    let keys = Keys { elsewhere, unknown: UnknownKeys::Refuse, exact: true };
+    let keys = Keys { elsewhere, unknown: UnknownKeys::Refuse, exact: 0 };
     table::decode_with(kind.table_mut(), keys, node, cx);
 }
 

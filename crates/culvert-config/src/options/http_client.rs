@@ -160,9 +160,9 @@ impl OptionValue for TaggedHttpClient {
         if self.tag.is_empty() {
             cx.error(place, "an HTTP client needs a `tag`");
         }
-        let definition = Definition { space: Space::HttpClient, tag: self.tag.clone(), place };
+        let definition = Definition { space: Space::HttpClient, tag: self.tag.clone(), place, is_main: true };
         cx.within([definition], |cx| {
-            let keys = Keys { elsewhere: &["tag"], unknown: UnknownKeys::Refuse, exact: true };
+            let keys = Keys { elsewhere: &["tag"], unknown: UnknownKeys::Refuse, exact: Keys::ALL };
             table::decode_with(&mut self.options, keys, node, cx);
         });
     }
@@ -193,7 +193,7 @@ impl OptionValue for HttpClientReference {
         } else if node.as_object().is_some() {
             let mut options = Box::<HttpClientOptions>::default();
             // A tag is read and forgotten, as nothing could refer to it.
-            let keys = Keys { elsewhere: &["tag"], unknown: options.unknown_keys(), exact: true };
+            let keys = Keys { elsewhere: &["tag"], unknown: options.unknown_keys(), exact: Keys::ALL };
             table::decode_with(&mut *options, keys, node, cx);
             *self = Self::Inline(options);
         } else {

@@ -6,15 +6,15 @@ use super::rule_set::RuleSet;
 use crate::cx::Cx;
 use crate::json::Node;
 use crate::table::options;
-use crate::value::{Dur, HttpClientTag, Ignored, List, Mark, OutboundTag};
+use crate::value::{Dur, HttpClientTag, List, Mark, OutboundTag};
 
 options! {
     /// Which connection goes where.
     pub struct RouteOptions {
         /// Ignored, kept for old files.
-        geoip: Ignored [hidden],
+        geoip: OldDatabaseOptions [hidden],
         /// Ignored, kept for old files.
-        geosite: Ignored [hidden],
+        geosite: OldDatabaseOptions [hidden],
         /// Rules, from first to last.
         rules: Vec<Rule<RouteMatch, RouteAction>>,
         /// Named sets of conditions.
@@ -49,6 +49,18 @@ options! {
         default_http_client: HttpClientTag,
     }
     check = RouteOptions::check_interfaces;
+}
+
+options! {
+    /// Where a database of old came from; without effect, as rule-sets have taken their place.
+    pub struct OldDatabaseOptions {
+        /// Its file.
+        path: String,
+        /// What was fetched.
+        download_url: String,
+        /// Outbound it was fetched through.
+        download_detour: String,
+    }
 }
 
 impl RouteOptions {

@@ -350,12 +350,15 @@ pub(crate) trait Match: Table + Default {
     const SCHEMA_NAME: &'static str;
     /// Keys that show that somebody gave a nested rule an action.
     const ACTION_KEYS: &'static [&'static str];
+    /// Whether keys in another letter case are unknown.
+    const EXACT_KEYS: bool;
 }
 
 impl Match for RouteMatch {
     const NOUN: &'static str = "rule";
     const SCHEMA_NAME: &'static str = "NestedRule";
     const ACTION_KEYS: &'static [&'static str] = &["action", "outbound"];
+    const EXACT_KEYS: bool = true;
 }
 
 impl<M: Default> Default for Condition<M> {
@@ -451,11 +454,16 @@ impl<M: Match> OptionValue for Condition<M> {
         self.take_form(node, cx);
         let mut fields = Vec::new();
         self.fields_mut(&mut fields);
-        let keys = Keys { elsewhere: &["type"], unknown: UnknownKeys::Refuse, exact: true };
-        table::decode_fields(&mut fields, keys, node, cx);
+        let exact = if M::EXACT_KEYS { Keys::ALL } else { 0 };
+        let keys = Keys { elsewhere: &["type"], unknown: UnknownKeys::Refuse, exact };
+        cx.without_empties(|cx| table::decode_fields(&mut fields, keys, node, cx));
         if cx.is_checking() && cx.report.errors() == errors {
             self.check(node, cx);
         }
+    }
+
+    fn decode_item(&mut self, node: &Node, _index: Option<usize>, cx: &mut Cx<'_>) {
+        self.decode(node, cx);
     }
 
     fn encode(&self) -> Node {
@@ -486,13 +494,18 @@ impl<M: Match, A: Kind> OptionValue for Rule<M, A> {
         let unknown = self.action.table().unknown_keys();
         let mut fields = Vec::new();
         self.condition.fields_mut(&mut fields);
+        let exact = fields.len();
         self.action.table_mut().fields_mut(&mut fields);
-        let keys = Keys { elsewhere: &["type", "action"], unknown, exact: true };
-        table::decode_fields(&mut fields, keys, node, cx);
+        let keys = Keys { elsewhere: &["type", "action"], unknown, exact };
+        cx.without_empties(|cx| table::decode_fields(&mut fields, keys, node, cx));
         if cx.is_checking() && cx.report.errors() == errors {
             self.condition.check(node, cx);
             self.action.table().check(node, cx);
         }
+    }
+
+    fn decode_item(&mut self, node: &Node, _index: Option<usize>, cx: &mut Cx<'_>) {
+        self.decode(node, cx);
     }
 
     fn encode(&self) -> Node {

@@ -152,6 +152,7 @@ impl Match for HeadlessMatch {
     const NOUN: &'static str = "rule";
     const SCHEMA_NAME: &'static str = "HeadlessRule";
     const ACTION_KEYS: &'static [&'static str] = &["action", "outbound"];
+    const EXACT_KEYS: bool = false;
 }
 
 impl InlineRuleSet {
@@ -249,19 +250,23 @@ impl OptionValue for RuleSet {
         let definitions: Vec<Definition> = self
             .tags
             .iter()
-            .map(|tag| Definition { space: Space::RuleSet, tag: tag.clone(), place })
+            .map(|tag| Definition { space: Space::RuleSet, tag: tag.clone(), place, is_main: true })
             .collect();
         cx.within(definitions, |cx| {
             let Some(kind) = kind else { return };
             self.kind = kind;
             let table = self.kind.table_mut();
-            let keys = Keys { elsewhere: &["type", "tag"], unknown: UnknownKeys::Refuse, exact: true };
+            let keys = Keys { elsewhere: &["type", "tag"], unknown: UnknownKeys::Refuse, exact: 0 };
             table::decode_with(table, keys, node, cx);
             self.kind.take_format_from_path();
             if cx.report.errors() == errors && cx.is_checking() {
                 self.check(node, cx);
             }
         });
+    }
+
+    fn decode_item(&mut self, node: &Node, _index: Option<usize>, cx: &mut Cx<'_>) {
+        self.decode(node, cx);
     }
 
     /// `inline` is not written, nor a format that the path tells.

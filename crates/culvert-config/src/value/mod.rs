@@ -22,7 +22,6 @@ pub use key::{RealityKey, ShortId, WireGuardKey};
 pub use network::{Address, Cidr, Network, Networks, PortRange, Prefix, Subnet};
 pub use pem::{Pem, PemSection};
 pub use quantity::{Bandwidth, Dur, DurOrSeconds, Mark, MemorySize};
-pub use scalar::Ignored;
 pub use tag::{
     CertificateProviderTag, DnsServerTag, EndpointTag, HttpClientTag, InboundTag, LooseDnsServerTag,
     LooseEndpointTag, LooseInboundTag, LooseOutboundTag, NamespaceTag, OutboundTag, RuleSetTag, ServiceTag,
@@ -44,9 +43,9 @@ pub(crate) trait OptionValue {
     /// Reads the value from `node`, which is not `null`.
     fn decode(&mut self, node: &Node, cx: &mut Cx<'_>);
 
-    /// Reads the value as item number `index` of a list.
+    /// Reads the value as item number `index` of a list, where `null` may stand for a default value.
     fn decode_item(&mut self, node: &Node, _index: Option<usize>, cx: &mut Cx<'_>) {
-        self.decode(node, cx);
+        if node.is_null() { self.decode_null(node, cx) } else { self.decode(node, cx) }
     }
 
     /// Takes note of a `null`, which for most values means "absent".

@@ -47,29 +47,6 @@ impl OptionValue for String {
     }
 }
 
-/// A value that is accepted, whatever it is, and has no effect. Output keeps it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Ignored(Node);
-
-impl OptionValue for Ignored {
-    fn decode(&mut self, node: &Node, _cx: &mut Cx<'_>) {
-        self.0 = node.clone();
-        self.0.take_all_comments();
-    }
-
-    fn encode(&self) -> Node {
-        self.0.clone()
-    }
-
-    fn is_zero(&self) -> bool {
-        self.0.is_null()
-    }
-
-    fn schema(&self, _schema: &mut Schema) -> Node {
-        Node::bool(true)
-    }
-}
-
 macro_rules! integers {
     ($($int:ty),*) => {$(
         impl OptionValue for $int {

@@ -23,7 +23,7 @@ impl<K: Kind> OptionValue for Typed<K> {
         }
         let Some(mut kind) = table::kind_of::<K>(node, "type", cx) else { return };
         let table = kind.table_mut();
-        let keys = Keys { elsewhere: &["type"], unknown: table.unknown_keys(), exact: true };
+        let keys = Keys { elsewhere: &["type"], unknown: table.unknown_keys(), exact: 0 };
         table::decode_with(table, keys, node, cx);
         self.0 = Some(kind);
     }

@@ -151,6 +151,7 @@ impl Match for DnsMatch {
     const NOUN: &'static str = "DNS rule";
     const SCHEMA_NAME: &'static str = "NestedDNSRule";
     const ACTION_KEYS: &'static [&'static str] = &["action", "server"];
+    const EXACT_KEYS: bool = true;
 }
 
 /// Which evaluated answer a rule looks at.
