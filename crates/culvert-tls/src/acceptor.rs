@@ -1,0 +1,119 @@
+//! The side that is dialled.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use culvert_core::BoxStream;
+use rustls::ServerConfig;
+use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs::Ticketer};
+use rustls::server::NoServerSessionStorage;
+use rustls::server::danger::ClientCertVerifier;
+
+use crate::authorities::Authorities;
+use crate::conn::TlsConn;
+use crate::engine::{self, Facts, Failure};
+use crate::error::{SettingsError, Side, TlsError, TlsFault};
+use crate::identity::Resolver;
+use crate::notes::Secrets;
+use crate::provider;
+use crate::settings::{ClientAuthentication, ServerSettings, Source};
+use crate::verify::{ClientBelief, ClientVerifier};
+use crate::watch::Watched;
+
+/// HTTP/1.1, as ALPN names it.
+const HTTP_1_1: &str = "http/1.1";
+/// HTTP/2.
+const HTTP_2: &str = "h2";
+
+/// Shakes hands with clients. One object serves all connections.
+#[derive(Clone)]
+pub struct Acceptor {
+    config: Arc<ServerConfig>,
+    timeout: Option<Duration>,
+    /// HTTP/1.1 was not asked for, and stands in the list of protocols only so that its clients are let in.
+    tolerates_http_1_1: bool,
+}
+
+impl Acceptor {
+    /// An acceptor.
+    ///
+    /// # Errors
+    /// An option means nothing, a file cannot be read, or key and certificate are no pair.
+    pub fn new(settings: &ServerSettings) -> Result<Self, SettingsError> {
+        let parameters = &settings.parameters;
+        let provider = provider::provider(parameters)?;
+        let algorithms = provider.signature_verification_algorithms;
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&provider::versions(parameters)?)
+            .map_err(|error| SettingsError::invalid("tls", error))?;
+        let builder = match verifier(&settings.clients, algorithms)? {
+            Some(verifier) => builder.with_client_cert_verifier(verifier),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(Resolver::new(&settings.identity)?));
+        // As Go does: a client that only knows HTTP/1.1 is not turned away from a server that only names HTTP/2.
+        let has = |name| parameters.alpn.iter().any(|offered| offered == name);
+        let tolerates_http_1_1 = has(HTTP_2) && !has(HTTP_1_1);
+        let extra = tolerates_http_1_1.then_some(HTTP_1_1);
+        let alpn = parameters.alpn.iter().map(String::as_str).chain(extra);
+        config.alpn_protocols = alpn.map(|name| name.as_bytes().to_vec()).collect();
+        config.enable_secret_extraction = true;
+        config.key_log = Arc::new(Secrets);
+        // Sessions live in the tickets, which clients keep: nothing grows here. One is what Go sends.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.ticketer = Ticketer::new().map_err(|error| SettingsError::invalid("tls", error))?;
+        config.send_tls13_tickets = 1;
+        Ok(Self { config: Arc::new(config), timeout: settings.handshake_timeout, tolerates_http_1_1 })
+    }
+
+    /// Shakes hands over `conn`. Without a timeout in the settings the table of handshakes limits the time.
+    ///
+    /// # Errors
+    /// Why not, and what name the client asked for.
+    pub async fn accept(&self, conn: BoxStream) -> Result<(TlsConn, Facts), TlsError> {
+        let handshake = engine::accept(conn, Arc::clone(&self.config));
+        let result = match self.timeout {
+            None => handshake.await,
+            Some(limit) => match tokio::time::timeout(limit, handshake).await {
+                Ok(result) => result,
+                Err(_) => Err(Failure { fault: TlsFault::Timeout(limit), server_name: None }),
+            },
+        };
+        let (conn, mut facts) = result
+            .map_err(|Failure { fault, server_name }| TlsError { side: Side::Server, name: server_name, fault })?;
+        if self.tolerates_http_1_1 {
+            facts.alpn = facts.alpn.filter(|name| name != HTTP_1_1);
+        }
+        Ok((conn, facts))
+    }
+}
+
+impl fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Acceptor")
+    }
+}
+
+fn verifier(
+    clients: &ClientAuthentication,
+    algorithms: WebPkiSupportedAlgorithms,
+) -> Result<Option<Arc<dyn ClientCertVerifier>>, SettingsError> {
+    let (belief, optional) = match clients {
+        ClientAuthentication::None => return Ok(None),
+        ClientAuthentication::Any { optional } => (ClientBelief::Anyone, *optional),
+        ClientAuthentication::Pins { optional, sha256 } => (ClientBelief::Pins(sha256.clone()), *optional),
+        ClientAuthentication::Authorities { optional, authorities } => {
+            let paths: Vec<PathBuf> = authorities.iter().filter_map(Source::path).collect();
+            let sources = authorities.clone();
+            let load = move || {
+                let texts: Result<Vec<_>, _> =
+                    sources.iter().map(|source| source.read("client_certificate_path")).collect();
+                Authorities::from_pem(&texts?, "client_certificate")
+            };
+            (ClientBelief::Authorities(Watched::new("client certificate authorities", paths, load)?), *optional)
+        }
+    };
+    Ok(Some(Arc::new(ClientVerifier { belief, optional, algorithms })))
+}

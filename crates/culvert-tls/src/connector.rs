@@ -1,0 +1,185 @@
+//! The side that dials.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use culvert_core::{BoxStream, timeouts};
+use culvert_wire::Host;
+use rustls::ClientConfig;
+use rustls::client::{EchConfig, EchMode, Resumption};
+use rustls::crypto::aws_lc_rs::hpke::ALL_SUPPORTED_SUITES;
+use rustls::pki_types::{EchConfigListBytes, ServerName};
+use rustls::sign::SingleCertAndKey;
+
+use crate::authorities::{Authorities, Store};
+use crate::conn::TlsConn;
+use crate::engine::{self, Facts};
+use crate::error::{SettingsError, Side, TlsError, TlsFault};
+use crate::identity;
+use crate::notes::Secrets;
+use crate::provider;
+use crate::sessions::Sessions;
+use crate::settings::{ClientSettings, Ech, Fragment, Trust};
+use crate::verify::{Belief, ServerVerifier};
+
+/// Shakes hands with one server, over any stream to it. One object serves all connections, and remembers sessions.
+#[derive(Clone)]
+pub struct Connector {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+    fragment: Fragment,
+    timeout: Duration,
+    /// What it is made from, for [`Connector::with_ech`].
+    settings: Arc<ClientSettings>,
+    store: Arc<Store>,
+}
+
+impl Connector {
+    /// A connector for what `settings` call their server, or else for `server`, whom the stream leads to.
+    ///
+    /// # Errors
+    /// An option means nothing, or a file cannot be read.
+    pub fn new(settings: ClientSettings, server: &Host, store: &Arc<Store>) -> Result<Self, SettingsError> {
+        let name = server_name(&settings, server)?;
+        Self::build(Arc::new(settings), name, Arc::clone(store))
+    }
+
+    /// The same with an `ECHConfigList` in place of the one in the settings: what DNS says, or what the server named
+    /// when it rejected the last one ([`TlsFault::EchRejected`]).
+    ///
+    /// # Errors
+    /// The list has no configuration that can be used.
+    pub fn with_ech(&self, list: Vec<u8>) -> Result<Self, SettingsError> {
+        let settings = ClientSettings { ech: Some(Ech::Configs(list)), ..(*self.settings).clone() };
+        Self::build(Arc::new(settings), self.name.clone(), Arc::clone(&self.store))
+    }
+
+    /// The name whose HTTPS record has the configurations for ECH, as long as there are none. Until they come by
+    /// [`Connector::with_ech`], connecting fails: a name that was to be hidden is never sent in the open.
+    #[must_use]
+    pub fn ech_query(&self) -> Option<String> {
+        match &self.settings.ech {
+            Some(Ech::FromDns { name }) => Some(name.clone().unwrap_or_else(|| self.name.to_str().into_owned())),
+            Some(Ech::Configs(_)) | None => None,
+        }
+    }
+
+    fn build(
+        settings: Arc<ClientSettings>,
+        name: ServerName<'static>,
+        store: Arc<Store>,
+    ) -> Result<Self, SettingsError> {
+        let parameters = &settings.parameters;
+        let provider = provider::provider(parameters)?;
+        let algorithms = provider.signature_verification_algorithms;
+        let builder = ClientConfig::builder_with_provider(provider);
+        let builder = match &settings.ech {
+            Some(Ech::Configs(list)) => builder.with_ech(ech(list)?),
+            Some(Ech::FromDns { .. }) | None => builder.with_protocol_versions(&provider::versions(parameters)?),
+        };
+        let builder = builder.map_err(|error| SettingsError::invalid("tls", error))?;
+        let belief = match &settings.trust {
+            Trust::Store => Belief::Store(Arc::clone(&store)),
+            Trust::Authorities(source) => {
+                let text = source.read("certificate_path")?;
+                Belief::Authorities(Authorities::from_pem(&[text], "certificate")?)
+            }
+            Trust::Pins(pins) => Belief::Pins(pins.clone()),
+            Trust::Anyone => Belief::Anyone,
+        };
+        let verifier = Arc::new(ServerVerifier { belief, algorithms });
+        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+        let mut config = match &settings.certificate {
+            Some(source) => {
+                let own = identity::load(source, ["client_certificate", "client_key"])?;
+                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own)))
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = parameters.alpn.iter().map(|name| name.clone().into_bytes()).collect();
+        config.enable_sni = !settings.disable_sni;
+        config.enable_secret_extraction = true;
+        config.key_log = Arc::new(Secrets);
+        config.resumption = Resumption::store(Arc::new(Sessions::default()));
+        Ok(Self {
+            config: Arc::new(config),
+            name,
+            fragment: settings.fragment,
+            timeout: settings.handshake_timeout.unwrap_or(timeouts::OUTBOUND_HANDSHAKE),
+            settings,
+            store,
+        })
+    }
+
+    /// Shakes hands over `conn`. The last flight of the client leaves with the first data that is written, when something
+    /// is read, or with a flush.
+    ///
+    /// # Errors
+    /// Why not, and with whom.
+    pub async fn connect(&self, conn: BoxStream) -> Result<(TlsConn, Facts), TlsError> {
+        self.connect_as(conn, self.name.clone()).await
+    }
+
+    /// The same for another server, where one configuration serves several: an HTTP client, a DNS client.
+    ///
+    /// # Errors
+    /// Why not, and with whom.
+    pub async fn connect_to(&self, conn: BoxStream, server: &Host) -> Result<(TlsConn, Facts), TlsError> {
+        let name = host_name(server).map_err(|error| TlsError {
+            side: Side::Client,
+            name: Some(server.to_string()),
+            fault: TlsFault::Protocol(error.to_string()),
+        })?;
+        self.connect_as(conn, name).await
+    }
+
+    async fn connect_as(&self, conn: BoxStream, name: ServerName<'static>) -> Result<(TlsConn, Facts), TlsError> {
+        let shown = name.to_str().into_owned();
+        if self.ech_query().is_some() {
+            return Err(TlsError { side: Side::Client, name: Some(shown), fault: TlsFault::EchMissing });
+        }
+        let handshake = engine::connect(conn, Arc::clone(&self.config), name, self.fragment);
+        let fault = match tokio::time::timeout(self.timeout, handshake).await {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(failure)) => failure.fault,
+            Err(_) => TlsFault::Timeout(self.timeout),
+        };
+        Err(TlsError { side: Side::Client, name: Some(shown), fault })
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Connector({})", self.name.to_str())
+    }
+}
+
+fn server_name(settings: &ClientSettings, server: &Host) -> Result<ServerName<'static>, SettingsError> {
+    match &settings.server_name {
+        Some(name) => {
+            // A final dot is for resolvers; certificates do not have it.
+            let name = name.strip_suffix('.').unwrap_or(name);
+            let named = ServerName::try_from(name.to_owned());
+            named.map_err(|_| SettingsError::invalid("server_name", format!("{name:?} is no name and no address")))
+        }
+        None => host_name(server),
+    }
+}
+
+fn host_name(host: &Host) -> Result<ServerName<'static>, SettingsError> {
+    match host {
+        Host::Ip(ip) => Ok(ServerName::IpAddress((*ip).into())),
+        Host::Domain(name) => {
+            let text = name.to_string();
+            let named = ServerName::try_from(text.strip_suffix('.').unwrap_or(&text).to_owned());
+            named.map_err(|_| SettingsError::invalid("server", format!("{text:?} cannot be asked for in TLS")))
+        }
+    }
+}
+
+fn ech(list: &[u8]) -> Result<EchMode, SettingsError> {
+    let list = EchConfigListBytes::from(list.to_vec());
+    let config = EchConfig::new(list, ALL_SUPPORTED_SUITES);
+    config.map(EchMode::Enable).map_err(|error| SettingsError::invalid("ech", error))
+}

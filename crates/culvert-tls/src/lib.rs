@@ -1,0 +1,59 @@
+//! TLS client and server: one stream type for all.
+//!
+//! ```text
+//! settings ─▶ Connector / Acceptor ──handshake (rustls)──▶ secrets ─▶ TlsConn (our record layer)
+//! ```
+//!
+//! The handshake is the library's, the records after it are ours: sealed and opened in place in pooled buffers, several
+//! to a system call, with nothing held while a connection idles (see [`conn`]).
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`connector`], [`acceptor`] | the two sides |
+//! | [`conn`] | [`TlsConn`], the stream inside |
+//! | [`record`] | records without sockets: `Sealer`, `Opener` and the secrets they are made from |
+//! | [`settings`] | what the two sides are made from; [`options`] makes them from configuration options |
+//! | `engine` | the handshake library's API, all of it that is not configuration |
+//! | `verify`, [`authorities`], `identity` | certificates: the peer's, whom to trust, our own |
+//! | [`error`], [`fault`] | what went wrong and for which name |
+//! | `fragment`, `hello` | the first message in pieces |
+//! | `watch` | files that change |
+//!
+//! Left out on purpose: kernel TLS, ECH on the side of a server, certificates by ACME, browsers' hellos (`utls`) and
+//! REALITY. The last two need a handshake of their own; the record layer takes its secrets as it takes the library's.
+
+#![forbid(unsafe_code)]
+
+pub mod acceptor;
+pub mod authorities;
+pub mod conn;
+pub mod connector;
+mod der;
+mod engine;
+pub mod error;
+pub mod fault;
+mod fragment;
+mod hello;
+mod identity;
+mod notes;
+pub mod options;
+mod provider;
+pub mod record;
+mod sessions;
+pub mod settings;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod tickets;
+mod verify;
+mod watch;
+
+pub use acceptor::Acceptor;
+pub use authorities::Store;
+pub use conn::TlsConn;
+pub use connector::Connector;
+pub use engine::Facts;
+pub use error::{SettingsError, TlsError, TlsFault};
+pub use fault::CertificateFault;
+pub use settings::{ClientSettings, ServerSettings, StoreSettings};
