@@ -263,7 +263,8 @@ async fn connect_by(
         };
         let port = incoming.session.target.port;
         let inbound = incoming.udp_timeout.unwrap_or(timeouts::UDP_IDLE);
-        let by_port = || timeouts::udp_idle_by_port(port, inbound).min(inbound);
+        let protocol = incoming.session.sniffed.as_ref().map(|sniffed| sniffed.protocol);
+        let by_port = || timeouts::udp_idle(protocol, port, inbound).min(inbound);
         flow.set_idle_limit(udp_idle.unwrap_or_else(by_port));
         let Io::Packets(client) = incoming.io else { return Ok(None) };
         return Ok(Some(Connected::Packets { client, upstream }));

@@ -31,6 +31,14 @@ pub fn duplex(capacity: usize) -> (Duplex, Duplex) {
     (one, Duplex { read: b, write: a, capacity, aborts: false })
 }
 
+impl Duplex {
+    /// Whether nothing more will be written to the other end, though bytes may still wait here.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        lock(&self.read).end.is_some()
+    }
+}
+
 /// One direction.
 #[derive(Default)]
 struct Pipe {
@@ -243,6 +251,7 @@ mod tests {
         a.write_all(b"last").await.unwrap();
         a.shutdown().await.unwrap();
         let mut all = Vec::new();
+        assert!(b.has_ended() && !a.has_ended());
         b.read_to_end(&mut all).await.unwrap();
         assert_eq!(all, b"last");
         b.write_all(b"the other way goes on").await.unwrap();

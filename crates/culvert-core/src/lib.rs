@@ -51,7 +51,7 @@ pub use flow::{EndReason, Flow, Flows};
 pub use handshake::Handshake;
 pub use inbound::{Inbound, ServeError, StartError, StreamServer};
 pub use outbound::{DialError, Outbound};
-pub use packet::{BoxPackets, Packet, PacketBatch, PacketConn};
+pub use packet::{BoxPackets, Packet, PacketBatch, PacketConn, Replayed};
 pub use resolve::{ResolveError, Resolver, Strategy};
 pub use session::{Network, Session, SessionId, Sniffed, Tag};
 pub use tcp::TcpConn;

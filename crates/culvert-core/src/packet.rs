@@ -27,6 +27,17 @@ impl Packet {
         Self { data, segment: 0, peer }
     }
 
+    /// The same packet with this room around its payload: copied if it has not got it.
+    #[must_use]
+    pub fn with_room(self, room: Room) -> Self {
+        if self.data.head() >= room.head && self.data.spare() >= room.tail {
+            return self;
+        }
+        let mut data = Buf::new(self.data.len(), room.head, room.tail);
+        data.append(&self.data);
+        Self { data, ..self }
+    }
+
     /// How many datagrams this is.
     #[must_use]
     pub fn datagrams(&self) -> usize {
@@ -164,6 +175,50 @@ impl<C: PacketConn + ?Sized> PacketConn for Box<C> {
 
     fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
         (**self).poll_send(cx, batch)
+    }
+}
+
+/// A packet conn in front of which packets are put back that were looked at.
+pub struct Replayed {
+    held: PacketBatch,
+    conn: BoxPackets,
+}
+
+impl Replayed {
+    /// `conn` with `held` to be received first.
+    #[must_use]
+    pub fn wrap(held: PacketBatch, conn: BoxPackets) -> BoxPackets {
+        if held.is_empty() { conn } else { Box::new(Self { held, conn }) }
+    }
+}
+
+impl PacketConn for Replayed {
+    fn room(&self) -> Room {
+        self.conn.room()
+    }
+
+    fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        batch: &mut PacketBatch,
+    ) -> Poll<io::Result<()>> {
+        if self.held.is_empty() {
+            return self.conn.poll_recv(cx, room, batch);
+        }
+        while batch.len() < PacketBatch::MAX
+            && let Some(packet) = self.held.pop()
+        {
+            batch.push(packet.with_room(room));
+        }
+        if self.held.is_empty() {
+            self.held = PacketBatch::new(); // gives its memory back
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
+        self.conn.poll_send(cx, batch)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Plain facts about one proxied connection.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -90,8 +91,8 @@ pub struct Sniffed {
     pub protocol: &'static str,
     /// The name the client asked for.
     pub domain: Option<Domain>,
-    /// `chromium`, `safari`, …: the words of the `client` rule item.
-    pub client: Option<&'static str>,
+    /// `chromium`, `safari`, …: the words of the `client` rule item; of SSH, the client's own.
+    pub client: Option<Cow<'static, str>>,
 }
 
 /// One proxied connection or association, filled in as it travels.

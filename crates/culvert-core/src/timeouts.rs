@@ -35,13 +35,13 @@ pub const SHUTDOWN: Duration = Duration::from_secs(2);
 /// How often the tables of flows and handshakes are looked over; the precision of every idle limit.
 pub const SWEEP: Duration = Duration::from_secs(1);
 
-/// The idle limit of a UDP association by its first destination port, where nothing better is known
-/// (sing-box 1.14.4: 10 s for ports 53, 123 and 3478, 30 s for 443, else `udp_timeout`).
+/// The idle limit of a UDP association by what sniffing told, else by its first destination port, where nothing better is
+/// known (sing-box 1.14.4: 10 s for DNS, NTP and STUN, 30 s for QUIC and DTLS, else `udp_timeout`).
 #[must_use]
-pub fn udp_idle_by_port(port: u16, default: Duration) -> Duration {
-    match port {
-        53 | 123 | 3478 => UDP_IDLE_QUERY,
-        443 => UDP_IDLE_QUIC,
+pub fn udp_idle(protocol: Option<&str>, port: u16, default: Duration) -> Duration {
+    match (protocol, port) {
+        (Some("dns" | "ntp" | "stun"), _) | (None, 53 | 123 | 3478) => UDP_IDLE_QUERY,
+        (Some("quic" | "dtls"), _) | (None, 443) => UDP_IDLE_QUIC,
         _ => default,
     }
 }

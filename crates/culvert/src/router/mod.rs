@@ -1,6 +1,7 @@
 //! The router: asks the rules of the configuration in order and names the outbound.
 
 mod rule;
+mod sniff;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,6 +56,7 @@ impl culvert_core::Router for Router {
             }
             match &rule.action {
                 Action::SetOptions(more) => options.merge(more),
+                Action::Sniff(settings) => sniff::sniff(incoming, settings).await,
                 Action::Route { outbound, options: more } => {
                     options.merge(more);
                     options.apply(&mut incoming.session);
@@ -109,7 +111,7 @@ fn facts(session: &Session) -> Facts<'_> {
         inbound: &session.inbound.name,
         user: session.user.as_deref(),
         protocol: sniffed.map(|sniffed| sniffed.protocol),
-        client: sniffed.and_then(|sniffed| sniffed.client),
+        client: sniffed.and_then(|sniffed| sniffed.client.as_deref()),
         domain: session.target.host.domain().or(sniffed_domain).map(culvert_wire::Domain::as_str),
         destination: session.target.host.ip(),
         port: session.target.port,

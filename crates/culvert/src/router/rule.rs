@@ -14,6 +14,7 @@ use culvert_rules::rule::{
 use culvert_wire::Host;
 use tokio::time::Instant;
 
+use super::sniff::Settings;
 use crate::instance::BuildErrors;
 
 /// A rule and what happens to what it matches.
@@ -30,6 +31,8 @@ pub(super) enum Action {
     Route { outbound: String, options: Options },
     /// Changes options, and the next rule is asked.
     SetOptions(Options),
+    /// The first bytes are looked at, and the next rule is asked.
+    Sniff(Settings),
     /// Is refused.
     Reject(Refusal),
 }
@@ -141,7 +144,7 @@ fn default_rule(fields: &RouteMatch, place: &str, errors: &mut BuildErrors) -> D
 }
 
 /// Items whose facts nobody finds yet. Such a rule would silently never match, so it is refused instead.
-fn unbuilt(fields: &RouteMatch) -> [(&'static str, bool); 20] {
+fn unbuilt(fields: &RouteMatch) -> [(&'static str, bool); 19] {
     [
         ("process_name", !fields.process_name.0.is_empty()),
         ("process_path", !fields.process_path.0.is_empty()),
@@ -162,7 +165,6 @@ fn unbuilt(fields: &RouteMatch) -> [(&'static str, bool); 20] {
         ("source_hostname", !fields.source_hostname.0.is_empty()),
         ("preferred_by", !fields.preferred_by.0.is_empty()),
         ("rule_set", !fields.rule_set.0.is_empty()),
-        ("protocol", !fields.protocol.0.is_empty() || !fields.client.0.is_empty()),
     ]
 }
 
@@ -195,7 +197,8 @@ fn build_action(action: &RouteAction, place: &str, errors: &mut BuildErrors) -> 
             })
         }
         RouteAction::Reject(reject) => Some(Action::Reject(Refusal::new(reject))),
-        RouteAction::HijackDns(_) | RouteAction::Sniff(_) | RouteAction::Resolve(_) => not_built(errors),
+        RouteAction::Sniff(sniff) => Some(Action::Sniff(Settings::new(sniff))),
+        RouteAction::HijackDns(_) | RouteAction::Resolve(_) => not_built(errors),
     }
 }
 
@@ -265,6 +268,7 @@ impl std::fmt::Display for Action {
         match self {
             Self::Route { outbound, .. } => write!(f, "route({outbound})"),
             Self::SetOptions(_) => f.write_str("route-options"),
+            Self::Sniff(_) => f.write_str("sniff"),
             Self::Reject(refusal) if refusal.method == RejectMethod::Drop => f.write_str("reject(drop)"),
             Self::Reject(_) => f.write_str("reject"),
         }
