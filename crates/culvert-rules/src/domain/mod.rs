@@ -4,12 +4,14 @@
 //! in rules are *not* folded: `domain: "A.Example"` never matches, as in sing-box.
 
 mod adguard;
+mod few;
 mod keyword;
 mod pattern;
 mod set;
 mod trie;
 
 pub use adguard::AdGuardSet;
+pub(crate) use few::{Entry, FewDomains, Reach};
 pub use keyword::Keywords;
 pub use pattern::{PatternError, Patterns};
 pub use set::{DomainSet, EmptySuffix};

@@ -170,6 +170,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::domain::FewDomains;
 
     fn set(domains: &[&str], suffixes: &[&str]) -> DomainSet {
         DomainSet::new(domains, suffixes).unwrap()
@@ -244,10 +245,12 @@ mod tests {
             prop_assume!(!(domains.is_empty() && suffixes.is_empty()));
             let new = DomainSet::new(&domains, &suffixes).unwrap();
             let old = DomainSet::new_version_1(&domains, &suffixes).unwrap();
+            let few = FewDomains::new(&domains, &suffixes).unwrap();
             for name in names.iter().chain(&domains) {
                 let expected = naive(&domains, &suffixes, name);
                 prop_assert_eq!(new.contains(name), expected, "{}", name);
                 prop_assert_eq!(old.contains(name), expected, "{} in version 1", name);
+                prop_assert_eq!(few.contains(name), expected, "{} compared", name);
             }
             // The lists may be spelled otherwise (`d` and `.d` as the suffix `d`), but mean the same.
             let (listed_names, listed_suffixes) = new.to_lists();

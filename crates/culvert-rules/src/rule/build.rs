@@ -12,7 +12,7 @@ use super::{
     options::{DefaultRule, LogicalRule, MatchResponse, Record, RuleOptions},
 };
 use crate::{
-    domain::{AdGuardSet, DomainSet, Keywords, PatternError, Patterns},
+    domain::{AdGuardSet, DomainSet, FewDomains, Keywords, PatternError, Patterns},
     ip::{IpSet, IpSetBuilder, Prefix},
 };
 
@@ -114,11 +114,16 @@ impl Builder<'_> {
             if o.domain.iter().any(String::is_empty) {
                 return Err(item("", "domain: empty item is not allowed"));
             }
-            let set = DomainSet::new(&o.domain, &o.domain_suffix).map_err(|error| item("", error))?;
+            let test = if o.domain.len() + o.domain_suffix.len() <= FewDomains::MOST {
+                FewDomains::new(&o.domain, &o.domain_suffix).map(Test::FewDomains)
+            } else {
+                DomainSet::new(&o.domain, &o.domain_suffix).map(Test::Domain)
+            };
+            let test = test.map_err(|error| item("", error))?;
             let parts = [("domain", &o.domain), ("domain_suffix", &o.domain_suffix)];
             let texts =
                 parts.into_iter().filter(|part| !part.1.is_empty()).map(|(key, list)| first_three(key, list));
-            list.destination_address(Test::Domain(set), texts.collect::<Vec<_>>().join(" "));
+            list.destination_address(test, texts.collect::<Vec<_>>().join(" "));
         } else if let Some(set) = o.domain_set {
             list.destination_address(Test::Domain(set), "domain/domain_suffix=<binary>".into());
         }

@@ -7,7 +7,7 @@ use super::{
     options::MatchResponse,
 };
 use crate::{
-    domain::{AdGuardSet, DomainSet, Keywords, Patterns},
+    domain::{AdGuardSet, DomainSet, FewDomains, Keywords, Patterns},
     ip::{IpSet, Prefix, is_private},
 };
 
@@ -80,6 +80,7 @@ pub(super) enum Test {
     AuthUser(Names),
     Protocol(Names),
     Client(Names),
+    FewDomains(FewDomains),
     Domain(DomainSet),
     DomainKeyword(Keywords),
     DomainRegex(Patterns),
@@ -145,6 +146,7 @@ impl Test {
             Self::AuthUser(names) => names.contains(facts.user.unwrap_or_default()),
             Self::Protocol(names) => names.contains(facts.protocol.unwrap_or_default()),
             Self::Client(names) => names.contains(facts.client.unwrap_or_default()),
+            Self::FewDomains(few) => facts.domain.is_some_and(|name| few.contains(name)),
             Self::Domain(set) => facts.domain.is_some_and(|name| set.contains(name)),
             Self::DomainKeyword(keywords) => facts.domain.is_some_and(|name| keywords.is_match(name)),
             Self::DomainRegex(patterns) => {
@@ -220,6 +222,7 @@ impl Test {
 
     fn heap_size(&self) -> usize {
         match self {
+            Self::FewDomains(few) => few.heap_size(),
             Self::Domain(set) => set.heap_size(),
             Self::AdGuard(set) => set.heap_size(),
             Self::SourceIp(set) | Self::Ip(set) | Self::QueryClientSubnet(set) => set.heap_size(),

@@ -19,6 +19,7 @@
 mod build;
 mod explain;
 mod facts;
+mod index;
 mod item;
 mod matcher;
 mod options;
@@ -31,6 +32,7 @@ pub use facts::{
     Environment, Facts, Interface, IpVersion, Network, NetworkType, Preferences, Process, Query, Response,
     Responses, Section,
 };
+pub use index::{Candidates, RuleIndex};
 pub use item::Item;
 pub use matcher::{Rule, RuleSet, RuleSetId, RuleSets};
 pub use options::{DefaultRule, LogicalRule, MatchResponse, Mode, Record, RuleOptions};

@@ -744,3 +744,69 @@ fn random_rules_get_the_verdict_of_the_text() {
     }
     assert!(matched * 10 > verdicts && matched * 10 < verdicts * 9, "{matched} of {verdicts} is no test");
 }
+
+#[test]
+fn the_index_leaves_out_only_what_does_not_match() {
+    const TAGS: [&str; 2] = ["one", "two"];
+    let (mut asked, mut skipped) = (0, 0);
+    for seed in 0..300 {
+        let mut dice = Dice(seed);
+        let table: Vec<(&str, Vec<RuleOptions>)> =
+            TAGS.iter().map(|tag| (*tag, vec![dice.rule(&[], 0)])).collect();
+        let built = sets(&table);
+        let build = |options| Rule::new(options, &mut |tag| id_of(&table, tag)).unwrap();
+        let rules: Vec<Rule> = (0..40)
+            .map(|_| match dice.below(3) {
+                0 => build(dice.rule(&TAGS, 2)),
+                _ => {
+                    let domain = list(&[["a.x", "b.y", "x"][dice.below(3)]]);
+                    let domain_suffix = dice.texts(&["x", ".y", ".x", "a.x"]);
+                    let invert = dice.below(9) == 0;
+                    build(DefaultRule { domain, domain_suffix, invert, ..Default::default() }.into())
+                }
+            })
+            .collect();
+        let index = RuleIndex::new(&rules);
+        for name in
+            [None, Some("a.x"), Some("c.b.y"), Some("x"), Some("q.w.a.x"), Some("y"), Some("z"), Some("ax")]
+        {
+            let facts = Facts {
+                domain: name,
+                network: Some(Network::Tcp),
+                source: Some(ip("10.1.0.1")),
+                ..Default::default()
+            };
+            let from = dice.below(20);
+            let candidates: Vec<usize> = index.candidates(&facts, from).collect();
+            assert!(
+                candidates.is_sorted_by(|a, b| a < b)
+                    && candidates.first().is_none_or(|first| *first >= from)
+            );
+            for (at, rule) in rules.iter().enumerate().skip(from) {
+                let listed = candidates.contains(&at);
+                assert!(listed || !rule.matches(&facts, &built), "seed {seed}: {at} {rule} on {name:?}");
+                asked += 1;
+                skipped += usize::from(!listed);
+            }
+        }
+    }
+    assert!(skipped * 4 > asked, "{skipped} of {asked}: the index is of no use");
+}
+
+#[test]
+fn the_index_gives_up_on_names_with_very_many_hits() {
+    let labels: Vec<String> = (0..40).map(|number| format!("l{number}")).collect();
+    let suffix =
+        |from: usize| DefaultRule { domain_suffix: vec![labels[from..].join(".")], ..Default::default() };
+    let rules: Vec<Rule> = (0..40).map(|from| rule(suffix(from))).collect();
+    let name = labels.join(".");
+    let facts = Facts { domain: Some(&name), ..Default::default() };
+    let index = RuleIndex::new(&rules);
+    assert_eq!(index.candidates(&facts, 3).collect::<Vec<_>>(), (3..40).collect::<Vec<_>>());
+    assert_eq!(
+        index.candidates(&Facts { domain: Some("l39"), ..Default::default() }, 0).collect::<Vec<_>>(),
+        [39]
+    );
+    assert_eq!(index.candidates(&Facts::default(), 0).count(), 0);
+    assert_eq!(RuleIndex::new(&[rule(DefaultRule::default())]).candidates(&facts, 0).count(), 1);
+}
