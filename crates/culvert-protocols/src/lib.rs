@@ -24,6 +24,7 @@ mod handshake;
 pub mod http;
 pub mod mixed;
 pub mod socks;
+mod system_proxy;
 pub mod table;
 #[cfg(test)]
 mod testing;

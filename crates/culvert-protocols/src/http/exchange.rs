@@ -7,11 +7,13 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use culvert_core::duplex::Duplex;
-use culvert_core::{BoxStream, StreamConn};
+use culvert_core::{BoxStream, StreamConn, timeouts};
 use culvert_wire::{BufChain, DecodeError, Reader, Room};
 use tokio::io::AsyncWrite;
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::body::{Body, Framer};
 use super::head::{MAX_HEAD, Response, Version};
@@ -46,6 +48,15 @@ pub(super) struct Exchange<'a> {
     asked: Asked,
     up: Up,
     down: Down,
+    stall: Option<Stall>,
+}
+
+/// Watches a client that does not take the response. While the session lives it is the session that is limited; what
+/// is left in memory when that has ended is limited by this.
+struct Stall {
+    timer: Pin<Box<Sleep>>,
+    /// What had been written when the timer was set.
+    written: u64,
 }
 
 struct Up {
@@ -59,6 +70,8 @@ struct Down {
     read: BufChain,
     out: BufChain,
     unflushed: bool,
+    /// Bytes for the client so far.
+    written: u64,
     keep_alive: bool,
 }
 
@@ -93,9 +106,10 @@ impl<'a> Exchange<'a> {
             read: BufChain::new(),
             out: BufChain::new(),
             unflushed: false,
+            written: 0,
             keep_alive,
         };
-        Self { client, early, origin, asked, up, down }
+        Self { client, early, origin, asked, up, down, stall: None }
     }
 
     /// Sends what there is of the request. Ready when nothing more will be sent.
@@ -134,7 +148,10 @@ impl<'a> Exchange<'a> {
         loop {
             let Self { client, origin, down, up, asked, .. } = &mut *self;
             if !down.out.is_empty() {
-                ready!(client.poll_write_chain(cx, &mut down.out))?;
+                let waiting = down.out.len();
+                let written = client.poll_write_chain(cx, &mut down.out);
+                down.written += (waiting - down.out.len()) as u64;
+                ready!(written)?;
                 down.unflushed = true;
             }
             match &mut down.stage {
@@ -219,6 +236,23 @@ impl<'a> Exchange<'a> {
     }
 }
 
+impl Exchange<'_> {
+    /// Ready when the client has taken nothing for too long of a response that is all here.
+    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        const LIMIT: Duration = timeouts::HALF_CLOSED_IDLE;
+        let written = self.down.written;
+        let stall = self.stall.get_or_insert_with(|| Stall { timer: Box::pin(sleep(LIMIT)), written });
+        loop {
+            ready!(stall.timer.as_mut().poll(cx));
+            if stall.written == written && self.origin.has_ended() {
+                return Poll::Ready(());
+            }
+            stall.written = written;
+            stall.timer.as_mut().reset(Instant::now() + LIMIT);
+        }
+    }
+}
+
 fn poll_flush(cx: &mut Context<'_>, client: &mut BoxStream, unflushed: &mut bool) -> Poll<io::Result<()>> {
     if *unflushed {
         ready!(Pin::new(client).poll_flush(cx))?;
@@ -240,7 +274,13 @@ impl Future for Exchange<'_> {
             self.origin.abort();
             return Poll::Ready(Outcome::Broken);
         }
-        let outcome = ready!(self.poll_down(cx));
-        Poll::Ready(outcome.unwrap_or(Outcome::Broken))
+        match self.poll_down(cx) {
+            Poll::Ready(outcome) => Poll::Ready(outcome.unwrap_or(Outcome::Broken)),
+            Poll::Pending if self.down.out.is_empty() => Poll::Pending,
+            Poll::Pending => {
+                ready!(self.poll_stall(cx));
+                Poll::Ready(Outcome::Broken)
+            }
+        }
     }
 }

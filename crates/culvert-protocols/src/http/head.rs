@@ -9,6 +9,8 @@
 //! and in their letters. What two readers could understand in two ways is refused: several lengths, a length with
 //! chunks, several hosts, folded lines, bare line feeds within them.
 //!
+//! A `Host` that differs from the target passes: sing-box lets it, and a tunnel would too.
+//!
 //! Sources: RFC 9110 and 9112 (proxies: sections 7 and 3.2); sing-box 1.14.4 for what keeps a connection alive.
 
 use std::fmt;

@@ -44,6 +44,7 @@ use self::head::Version;
 pub use self::inbound::HttpServer;
 use self::outbound::Client;
 use crate::fields::listen::listen;
+use crate::system_proxy::SystemProxy;
 use crate::table::{BuildInbound, BuildOutbound, inbound, outbound};
 use crate::users::Users;
 use crate::{BuildError, InboundCx, OutboundCx, Protocol};
@@ -68,12 +69,13 @@ impl BuildInbound for HttpInbound {
         if self.tls.as_ref().is_some_and(|tls| tls.enabled) {
             return Err(cx.not_built("tls"));
         }
-        if self.set_system_proxy {
-            return Err(cx.not_built("set_system_proxy"));
-        }
         let listen = listen(&self.listen, true)?;
         let server = HttpServer::new(Arc::new(Users::new(&self.users)), listen.udp_timeout);
-        Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, Arc::new(server))))
+        let inbound = StreamInbound::new(cx.tag, listen.address, listen.tcp, Arc::new(server));
+        if self.set_system_proxy {
+            return Ok(Arc::new(SystemProxy::new(inbound, false)));
+        }
+        Ok(Arc::new(inbound))
     }
 }
 

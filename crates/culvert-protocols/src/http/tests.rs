@@ -753,6 +753,31 @@ async fn a_large_body_passes_both_ways_at_once() {
     drop(sending.await.unwrap());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_nothing_does_not_hold_on_forever() {
+    let mut world = World::new();
+    let (mut client, far) = culvert_core::duplex::duplex(10);
+    let serving = world.serve_on(&server(&[]), Box::new(far), "192.0.2.1:9".parse().unwrap());
+    client.write_all(b"GET http://a/ HTTP/1.1\r\n\r\n").await.unwrap();
+    let mut origin = world.next().await.stream();
+    origin.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3000\r\n\r\n").await.unwrap();
+    origin.write_all(&[b'a'; 3000]).await.unwrap();
+    let hour = Duration::from_secs(3600);
+    assert!(
+        tokio::time::timeout(hour, async {
+            while !serving.is_finished() {
+                tokio::time::sleep(hour / 60).await
+            }
+        })
+        .await
+        .is_err()
+    );
+    drop(origin);
+    serving.await.unwrap().unwrap();
+    let mut seen = Vec::new();
+    assert!(client.read_to_end(&mut seen).await.is_err(), "it looks complete");
+}
+
 // The client.
 
 fn options(username: &str, path: &str, headers: &[(&str, &str)]) -> HttpOutbound {

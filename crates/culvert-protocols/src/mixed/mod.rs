@@ -13,6 +13,7 @@ use culvert_wire::{BufChain, DecodeError, Reader};
 use crate::fields::listen::listen;
 use crate::http::HttpServer;
 use crate::socks::SocksServer;
+use crate::system_proxy::SystemProxy;
 use crate::table::{BuildInbound, inbound};
 use crate::users::Users;
 use crate::{BuildError, InboundCx, Protocol};
@@ -33,16 +34,17 @@ impl BuildInbound for MixedInbound {
         if self.tls.as_ref().is_some_and(|tls| tls.enabled) {
             return Err(cx.not_built("tls"));
         }
-        if self.set_system_proxy {
-            return Err(cx.not_built("set_system_proxy"));
-        }
         let listen = listen(&self.listen, true)?;
         let users = Arc::new(Users::new(&self.users));
         let server = MixedServer {
             http: HttpServer::new(Arc::clone(&users), listen.udp_timeout),
             socks: SocksServer::new(users, listen.udp, listen.udp_timeout),
         };
-        Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, Arc::new(server))))
+        let inbound = StreamInbound::new(cx.tag, listen.address, listen.tcp, Arc::new(server));
+        if self.set_system_proxy {
+            return Ok(Arc::new(SystemProxy::new(inbound, true)));
+        }
+        Ok(Arc::new(inbound))
     }
 }
 
