@@ -17,9 +17,10 @@ use std::{fmt, sync::Arc};
 use super::{
     explain::{Event, Visitor},
     facts::Facts,
-    item::{Item, View},
+    item::{Item, Test, View},
     options::{MatchResponse, Mode},
 };
+use crate::ip::IpSet;
 
 /// A compiled rule, without its action.
 #[derive(Clone, Debug)]
@@ -94,6 +95,20 @@ impl RuleSet {
     /// Its rules.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// The addresses of every `ip_cidr` condition in it, however it is joined with others: what `route_address_set` of a
+    /// TUN inbound takes from a rule-set.
+    pub fn ip_sets(&self) -> Vec<&IpSet> {
+        let mut sets = Vec::new();
+        for rule in &self.rules {
+            rule.for_each_item(&mut |item| {
+                if let Test::Ip(set) = &item.test {
+                    sets.push(set);
+                }
+            });
+        }
+        sets
     }
 
     /// Whether any rule matches.

@@ -542,6 +542,21 @@ fn needs_are_found_in_parts_and_rule_sets() {
     assert_eq!(rule.needs(&RuleSets::default()), Needs { wifi: true, ..Default::default() });
 }
 
+#[test]
+fn address_sets_of_a_rule_set_are_found_in_all_its_rules() {
+    let cidr = |text: &str| DefaultRule {
+        ip_cidr: list(&[text]),
+        source_ip_cidr: list(&["::1"]),
+        ..Default::default()
+    };
+    let both = vec![cidr("10.0.0.0/8").into(), domain("a").into()];
+    let logical = LogicalRule { mode: Mode::Or, rules: both, invert: true };
+    let sets = sets(&[("s", vec![cidr("192.0.2.0/24").into(), logical.into()])]);
+    let found: Vec<String> =
+        sets.0[0].ip_sets().iter().flat_map(|set| set.prefixes()).map(|prefix| prefix.to_string()).collect();
+    assert_eq!(found, ["192.0.2.0/24", "10.0.0.0/8"]);
+}
+
 /// A small generator, so that failures name a seed and nothing else.
 struct Dice(u64);
 
