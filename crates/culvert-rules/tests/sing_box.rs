@@ -24,6 +24,7 @@ use culvert_rules::{
         RuleSetFile, build, compile, convert_adguard, decompile, format, match_lines, merge, read_binary,
         read_source, upgrade, write_binary, write_source,
     },
+    sniff::{Sniffed, Sniffers, StreamSniffer, Verdict},
 };
 
 #[test]
@@ -282,6 +283,100 @@ fn route_rules_agree() {
         }
     }
     assert!(counts[0] > 200 && counts[1] > 200, "{counts:?} is no test");
+}
+
+/// What sing-box logs about the first bytes of a connection, and what we find in them.
+#[test]
+fn sniffed_streams_agree() {
+    let Some(sing_box) = SingBox::find() else { return };
+    let listen = free_port();
+    let config = format!(
+        r#"{{"log":{{"level":"debug"}},
+        "inbounds":[{{"type":"socks","listen":"127.0.0.1","listen_port":{listen},"users":[{{"username":"u","password":"p"}}]}}],
+        "route":{{"rules":[{{"action":"sniff","timeout":"200ms"}},{{"action":"reject"}}]}}}}"#
+    );
+    let _running = sing_box.start(&config, listen);
+    let log = || fs::read_to_string(sing_box.folder.join("log")).unwrap();
+    let request = |head: &str| format!("GET / HTTP/1.1\r\n{head}\r\n\r\n").into_bytes();
+    let hello = client_hello(b"A.test");
+    let dns = b"\0\x1e\x74\x07\x01\0\0\x01\0\0\0\0\0\0\x01*\x06google\x03com\0\0\x01\0\x01";
+    for bytes in [
+        records(&hello, 1000),
+        records(&hello, 1),
+        records(&client_hello(b"192.0.2.1"), 1000),
+        request("Host: H.test:8080"),
+        request("Host: 192.0.2.1:80"),
+        request("Host: [2001:db8::1]:80"),
+        request("Host: h.test:http"),
+        request("Host: a\r\nHost: b"),
+        request("Accept: */*"),
+        b"GET http://u@b.test:80/x HTTP/1.1\r\nHost: a.test\r\n\r\n".to_vec(),
+        b"GET http:///x HTTP/1.1\r\nHost: a.test\r\n\r\n".to_vec(),
+        b"GET //b.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n".to_vec(),
+        b"CONNECT c.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\n".to_vec(),
+        b"OPTIONS * HTTP/1.1\r\nHost: a.test\r\n\r\n".to_vec(),
+        b"get / HTTP/1.0\r\nHost: a.test\r\n\r\n".to_vec(),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        b"GET /\r\n\r\n".to_vec(),
+        b"\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
+        dns.to_vec(),
+        b"\x13BitTorrent protocol".to_vec(),
+        b"SSH-2.0-OpenSSH_9.6\r\n".to_vec(),
+        b"SSH-1.99-old\r\n".to_vec(),
+        b"\x03\0\0\x13\x0e\xe0\0\0\0\0\0\x01\0\x08\0\0\0\0\0".to_vec(),
+        b"\x03\0\0\x14\x0f\xe0\0\0\0\0\0\x01\0\x08\0\0\0\0\0\0".to_vec(),
+        b"\x05\x01\0\x05\x01\0\x03\x09\0\x10\0\0\r\n".to_vec(),
+    ] {
+        let before = log().len();
+        let mut stream = connect_from(Ipv4Addr::LOCALHOST, listen);
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut reply = [0; 2];
+        stream.write_all(b"\x05\x01\x02").unwrap();
+        stream.read_exact(&mut reply).unwrap();
+        stream.write_all(b"\x01\x01u\x01p").unwrap();
+        stream.read_exact(&mut reply).unwrap();
+        stream.write_all(b"\x05\x01\0\x01\xc0\0\x02\x09\x20\xfb").unwrap();
+        // A reply at once would mean that the payload is not waited for.
+        std::thread::sleep(Duration::from_millis(5));
+        stream.write_all(&bytes).unwrap();
+        let new = (0..400).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            log().get(before..).filter(|new| new.contains("connection closed")).map(str::to_owned)
+        });
+        let new =
+            new.unwrap_or_else(|| panic!("not judged: {:?}\n{}", String::from_utf8_lossy(&bytes), log()));
+        let theirs =
+            new.lines().find_map(|line| line.split("sniffed protocol: ").nth(1)).map(str::to_lowercase);
+        let ours = match StreamSniffer::new(Sniffers::ALL).sniff(&bytes) {
+            Verdict::Match(Sniffed { protocol, domain: Some(domain), .. }) => {
+                Some(format!("{protocol}, domain: {}", domain.as_str()))
+            }
+            Verdict::Match(Sniffed { protocol, .. }) => Some(protocol.to_string()),
+            _ => None,
+        };
+        assert_eq!(ours, theirs, "{:?}", String::from_utf8_lossy(&bytes));
+    }
+}
+
+/// A small hello of TLS 1.3 that Go takes for one.
+fn client_hello(host: &[u8]) -> Vec<u8> {
+    let field = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
+    let extension = |kind: u16, body: &[u8]| [&kind.to_be_bytes()[..], &field(body)].concat();
+    let extensions = [
+        extension(0, &field(&[&[0][..], &field(host)].concat())),
+        extension(10, &field(&[0, 29])),
+        extension(13, &field(&[4, 3, 8, 4])),
+        extension(43, &[2, 3, 4]),
+        extension(51, &field(&[&[0, 29][..], &field(&[9; 32])].concat())),
+    ];
+    let body =
+        [&[3, 3][..], &[7; 32], &[0], &field(&[0x13, 1]), &[1, 0], &field(&extensions.concat())].concat();
+    [&[1][..], &(body.len() as u32).to_be_bytes()[1..], &body].concat()
+}
+
+fn records(message: &[u8], size: usize) -> Vec<u8> {
+    let record = |part: &[u8]| [&[22, 3, 1], &(part.len() as u16).to_be_bytes()[..], part].concat();
+    message.chunks(size).flat_map(record).collect()
 }
 
 /// A SOCKS request; whether sing-box answers it with a failure.

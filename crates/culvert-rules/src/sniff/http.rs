@@ -1,6 +1,7 @@
 //! HTTP/1 requests, and the preface of HTTP/2 without TLS: the host is that of the target, else of the `Host` line.
 //!
-//! Two `Host` lines that differ give no name, since servers do not agree which of them counts.
+//! Two `Host` lines are no request: servers do not agree which of them counts, and sing-box refuses them too. Unlike
+//! there, folded lines, a space before the colon and HTTP/3.0 are none either.
 
 use culvert_wire::{DecodeError, Domain, Reader};
 use httparse::{Error, Request, Status};
@@ -27,6 +28,10 @@ pub(super) fn sniff(bytes: &[u8]) -> Result<Sniffed, DecodeError> {
         let mut request = Request::new(&mut headers);
         match request.parse(bytes) {
             Ok(Status::Complete(_)) => {
+                let hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host"));
+                if hosts.count() > 1 {
+                    return Err(DecodeError::Invalid("two Host lines"));
+                }
                 return Ok(Sniffed { domain: requested_host(&request), ..Sniffed::new(Protocol::Http) });
             }
             Ok(Status::Partial) => return Err(DecodeError::Incomplete),
@@ -37,7 +42,7 @@ pub(super) fn sniff(bytes: &[u8]) -> Result<Sniffed, DecodeError> {
     Err(DecodeError::Invalid("HTTP request with too many lines"))
 }
 
-/// Upper case letters and dashes. The standard allows more; sniffing must not take every text for HTTP.
+/// Letters, digits, dashes. The standard allows more, but waiting for the end of such a method helps no one.
 fn is_method_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')
 }
@@ -52,11 +57,12 @@ fn requested_host(request: &Request<'_, '_>) -> Option<Domain> {
     {
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         let host = authority.rsplit('@').next().unwrap_or_default();
-        return host_domain(host.as_bytes());
+        if !host.is_empty() {
+            return host_domain(host.as_bytes());
+        }
     }
-    let mut hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host"));
-    let first = host_domain(hosts.next()?.value)?;
-    hosts.all(|header| host_domain(header.value).as_ref() == Some(&first)).then_some(first)
+    let host = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"));
+    host_domain(host?.value)
 }
 
 /// A name found is canonical.

@@ -203,6 +203,12 @@ impl StreamSniffer {
             _ => Verdict::NeedMore,
         }
     }
+
+    /// What is certain when no more bytes come: an SSH client whose line has not ended.
+    pub fn give_up(&self, bytes: &[u8]) -> Option<Sniffed> {
+        let ssh = self.possible.has(Protocol::Ssh) && bytes.starts_with(stream::SSH_PREFIX);
+        ssh.then(|| Sniffed::new(Protocol::Ssh))
+    }
 }
 
 /// Looks for all enabled protocols in the first packets of an association.
@@ -260,14 +266,12 @@ fn domain(text: &[u8]) -> Option<Domain> {
     plain.parse::<std::net::IpAddr>().is_err().then_some(domain)
 }
 
-/// The name in a `Host` header or an authority: `name`, `name:port`, `[v6]:port`.
+/// The name in a `Host` header or an authority: `name` or `name:port`, whatever the port reads. A v6 address is none.
 fn host_domain(text: &[u8]) -> Option<Domain> {
     let text = text.trim_ascii();
     let name = match text.iter().rposition(|byte| *byte == b':') {
         // A bare v6 address has more colons before.
-        Some(colon) if !text[..colon].contains(&b':') && text[colon + 1..].iter().all(u8::is_ascii_digit) => {
-            &text[..colon]
-        }
+        Some(colon) if !text[..colon].contains(&b':') => &text[..colon],
         Some(_) => return None,
         None => text,
     };

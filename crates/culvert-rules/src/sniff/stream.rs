@@ -25,14 +25,15 @@ pub(super) const PROTOCOLS: Sniffers = {
     Sniffers(bits)
 };
 
+pub(super) const SSH_PREFIX: &[u8] = b"SSH-2.0-";
 /// Longest identification line of SSH, RFC 4253 section 4.2.
 const SSH_LINE: usize = 255;
 
 /// `SSH-2.0-software comments`; the client is the rest of the line.
 fn ssh(bytes: &[u8]) -> Result<Sniffed, DecodeError> {
     let mut r = Reader::new(bytes);
-    r.expect(b"SSH-2.0-", "SSH version")?;
-    let line = r.until(b'\n', SSH_LINE - 8, "SSH identification")?;
+    r.expect(SSH_PREFIX, "SSH version")?;
+    let line = r.until(b'\n', SSH_LINE - SSH_PREFIX.len(), "SSH identification")?;
     let software = String::from_utf8_lossy(line.strip_suffix(b"\r").unwrap_or(line)).into_owned();
     let client = (!software.is_empty()).then(|| software.into());
     Ok(Sniffed { client, ..Sniffed::new(Protocol::Ssh) })
