@@ -50,6 +50,10 @@ fn check(message: &[u8]) -> Result<(), DecodeError> {
         r.take(4)?;
     }
     for _ in 0..additional {
+        // Left out whole is fine, as in sing-box; cut is not.
+        if r.rest().is_empty() {
+            break;
+        }
         skip_name(&mut r)?;
         r.take(8)?;
         let len = r.u16()?;

@@ -8,6 +8,8 @@
 //! - The name is canonical, and an address in its place is no name.
 //! - All QUIC packets of a datagram are read, lost and overlapping CRYPTO data is waited for in bounded memory.
 //! - BitTorrent DHT messages count as `bittorrent`.
+//! - A packet that is a DNS message but no query goes on to the other sniffers. (sing-box stops there without a
+//!   protocol, and so never finds the DTLS hellos and NTP requests that happen to read as empty DNS messages.)
 
 mod bittorrent;
 mod client_hello;
