@@ -22,6 +22,17 @@
 //!   are read through `cx.read_file`. A check across objects belongs into `src/check/`.
 //! * **An old spelling**: a rewrite of the tree in `src/legacy/`, with one warning that shows the new spelling.
 //!
+//! # Where sing-box 1.14.4 decides otherwise
+//!
+//! * What its `run` refuses without looking at the machine, [`load`] refuses as well: references to nothing, cycles,
+//!   words such as the stack of TUN that its `check` does not read.
+//! * Old dialects are accepted, see `src/legacy/`.
+//! * `network` written as a list of both protocols is printed as nothing, which means the same. sing-box prints a text
+//!   that it refuses to read.
+//! * Keys in another letter case are accepted in a few objects more than there, with a warning; values of a key that is
+//!   written again later are not looked at.
+//! * An error comes with all others, and a warning never changes the outcome.
+//!
 //! Not part of this crate: anything that opens a port or needs a running system.
 #![forbid(unsafe_code)]
 

@@ -458,6 +458,9 @@ impl<M: Match> OptionValue for Condition<M> {
         let keys = Keys { elsewhere: &["type"], unknown: UnknownKeys::Refuse, exact };
         cx.without_empties(|cx| table::decode_fields(&mut fields, keys, node, cx));
         if cx.is_checking() && cx.report.errors() == errors {
+            if self.encode_entries().iter().all(|entry| entry.key == "invert") {
+                cx.error(node.place, "this rule has no conditions");
+            }
             self.check(node, cx);
         }
     }

@@ -141,10 +141,6 @@ impl HeadlessMatch {
             ("domain_keyword", &self.domain_keyword),
         ];
         check_no_empty_item(texts, node, cx);
-        let nothing_set = Self { invert: self.invert, ..Self::default() };
-        if *self == nothing_set {
-            cx.error(node.place, "this rule has no conditions");
-        }
     }
 }
 

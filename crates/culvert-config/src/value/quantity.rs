@@ -402,6 +402,10 @@ impl OptionValue for Mark {
         }
     }
 
+    fn decode_null(&mut self, node: &Node, cx: &mut Cx<'_>) {
+        cx.expected("a mark such as \"0x1f\" or 31", node);
+    }
+
     fn encode(&self) -> Node {
         Node::string(format!("{:#x}", self.0))
     }
