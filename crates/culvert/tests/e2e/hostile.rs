@@ -24,7 +24,7 @@ const INBOUNDS: [&str; 3] = ["socks", "http", "mixed"];
 #[test]
 fn garbage_is_survived() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         for inbound in INBOUNDS {
             let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, inbound).await?);
             let idle = proxy.usage()?.descriptors;
@@ -55,7 +55,7 @@ fn garbage_is_survived() {
 #[test]
 fn slow_handshakes_are_let_go() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let origin = Origin::start().await?;
         let inbound = json!({ "type": "mixed", "users": [{ "username": "u", "password": "p" }] });
         let proxy = Proxy::start(&program, inbound, json!({ "type": "direct" })).await?;
@@ -121,7 +121,7 @@ fn slow_handshakes_are_let_go() {
 #[test]
 fn endless_fields_are_cut() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "mixed").await?);
         let before = proxy.usage()?.memory;
         let begins: [&[u8]; 7] = [
@@ -158,7 +158,7 @@ fn endless_fields_are_cut() {
 #[test]
 fn half_open_crowd_keeps_nobody_out() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "mixed").await?);
         let before = proxy.usage()?;
         let mut crowd = Vec::new();
@@ -182,7 +182,7 @@ fn half_open_crowd_keeps_nobody_out() {
 #[test]
 fn exhausted_descriptors_are_survived() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let origin = Origin::start().await?;
         let proxy =
             Proxy::limited(&program, json!({ "type": "mixed" }), json!({ "type": "direct" }), Some(64))
@@ -221,7 +221,7 @@ fn exhausted_descriptors_are_survived() {
 #[test]
 fn early_resets_are_survived() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "mixed").await?);
         let idle = proxy.usage()?.descriptors;
         let request =
@@ -239,7 +239,7 @@ fn early_resets_are_survived() {
 #[test]
 fn vanished_clients_leave_nothing() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "mixed").await?);
         let idle = proxy.usage()?.descriptors;
         let mut memory = Vec::new();
@@ -311,7 +311,7 @@ async fn vanish(number: usize, proxy: std::net::SocketAddr, target: &Target) -> 
 #[test]
 fn http_clients_that_stop_midway_leave_nothing() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (HttpOrigin::start().await?, Proxy::plain(&program, "http").await?);
         let before = proxy.usage()?;
         let url = origin.url("/echo");

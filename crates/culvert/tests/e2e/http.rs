@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 #[test]
 fn connect_target_is_an_authority() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (HttpOrigin::start().await?, Proxy::plain(&program, "http").await?);
         let port = origin.port().number();
         let head = request(&proxy, &format!("CONNECT [::1]:{port} HTTP/1.1\r\n\r\n")).await?;
@@ -37,7 +37,7 @@ fn connect_target_is_an_authority() {
 #[test]
 fn basic_credentials_are_read_as_the_rfc_says() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let origin = HttpOrigin::start().await?;
         let users =
             json!([{ "username": "u", "password": "\u{ff}\u{fb}?>:x" }, { "username": "e", "password": "" }]);
@@ -70,7 +70,7 @@ fn basic_credentials_are_read_as_the_rfc_says() {
 #[test]
 fn refused_client_may_try_again() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let origin = HttpOrigin::start().await?;
         let inbound = json!({ "type": "mixed", "users": [{ "username": "a", "password": "b" }] });
         let proxy = Proxy::start(&program, inbound, json!({ "type": "direct" })).await?;
@@ -97,7 +97,7 @@ fn refused_client_may_try_again() {
 #[test]
 fn request_arrives_as_it_was_written() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (HttpOrigin::start().await?, Proxy::plain(&program, "http").await?);
         let url = origin.url("/head");
         let head = format!(
@@ -123,7 +123,7 @@ fn request_arrives_as_it_was_written() {
 #[test]
 fn binary_posts_pass_unchanged() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (HttpOrigin::start().await?, Proxy::plain(&program, "mixed").await?);
         let url = origin.url("/echo");
         let mut body = pattern::bytes(5, 70_000);
@@ -156,7 +156,7 @@ fn binary_posts_pass_unchanged() {
 #[test]
 fn interim_responses_pass() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (HttpOrigin::start().await?, Proxy::plain(&program, "mixed").await?);
         let url = origin.url("/early");
         let mut stream = proxy.send(format!("GET {url} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes()).await?;
@@ -186,7 +186,7 @@ fn interim_responses_pass() {
 #[test]
 fn late_chunks_end_the_response() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (HttpOrigin::start().await?, Proxy::plain(&program, "mixed").await?);
         let mut stream = proxy.send(b"").await?;
         for path in ["/chunked-late", "/chunked/100000", "/hello"] {
@@ -209,7 +209,7 @@ fn late_chunks_end_the_response() {
 #[test]
 fn one_connection_serves_several_hosts() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (first, second) = (HttpOrigin::start().await?, HttpOrigin::start().await?);
         let proxy = Proxy::plain(&program, "mixed").await?;
         let mut stream = proxy.send(b"").await?;
@@ -239,7 +239,7 @@ fn one_connection_serves_several_hosts() {
 #[test]
 fn pipelined_requests_are_answered_in_order() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (origin, proxy) = (HttpOrigin::start().await?, Proxy::plain(&program, "http").await?);
         let ask = |path: &str| {
             let url = origin.url(path);
@@ -260,7 +260,7 @@ fn pipelined_requests_are_answered_in_order() {
 #[test]
 fn impossible_requests_get_a_status() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (nobody, proxy) = (Port::reserve()?, Proxy::plain(&program, "http").await?);
         let head = request(&proxy, "GET /only/a/path HTTP/1.1\r\nHost: h\r\n\r\n").await?;
         ensure!(head.starts_with("HTTP/1.1 400 "), "origin form: {head}");
@@ -275,7 +275,7 @@ fn impossible_requests_get_a_status() {
 #[test]
 fn upgraded_connection_is_a_tunnel() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let upstream = Upstream::start([
             Step::ReadHead,
             Step::Write(
@@ -304,7 +304,7 @@ fn upgraded_connection_is_a_tunnel() {
 #[test]
 fn http_upstream_is_asked_as_the_rfc_says() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         for (status, opens) in
             [("200 OK", true), ("201 Created", false), ("407 No", false), ("503 No", false)]
         {

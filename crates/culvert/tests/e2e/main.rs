@@ -27,7 +27,7 @@ mod site;
 mod socks;
 mod table;
 
-use culvert_testkit::peer::{Program, skip};
+use culvert_testkit::peer::Program;
 
 /// One of the programs that can stand at an end of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,22 +40,15 @@ impl Side {
     /// The program, or `None`, said aloud, when this machine lacks it.
     fn program(self) -> Option<Program> {
         match self {
-            Self::Culvert => culvert(),
+            Self::Culvert => Some(culvert()),
             Self::SingBox => Program::sing_box(),
         }
     }
 }
 
 /// The program under test.
-fn culvert() -> Option<Program> {
-    match option_env!("CARGO_BIN_EXE_culvert") {
-        Some(built) => Some(Program::culvert(built)),
-        None if std::env::var_os("CULVERT_BIN").is_some() => Some(Program::culvert("")),
-        None => {
-            skip("the program is not built yet");
-            None
-        }
-    }
+fn culvert() -> Program {
+    Program::culvert(env!("CARGO_BIN_EXE_culvert"))
 }
 
 /// Runs the body of a test on a runtime of its own, so that every child is started by the test's thread.

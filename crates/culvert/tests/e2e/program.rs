@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 #[test]
 fn check_is_silent_about_a_good_config() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let directory = TempDir::new()?;
         directory.write("config.json", config(&Port::reserve()?).to_string())?;
         // Without -c it is config.json in the working directory.
@@ -34,7 +34,7 @@ fn check_is_silent_about_a_good_config() {
 #[test]
 fn check_names_every_error_with_its_place() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let directory = TempDir::new()?;
         let broken = r#"{
   "inbounds": [
@@ -67,7 +67,7 @@ fn check_names_every_error_with_its_place() {
 #[test]
 fn unreadable_config_is_an_error() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let directory = TempDir::new()?;
         directory.write("cut.json", r#"{ "inbounds": ["#)?;
         for (command, file) in
@@ -84,7 +84,7 @@ fn unreadable_config_is_an_error() {
 #[test]
 fn version_is_printed() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let finished = program.launch(["version", "-n"]).run().await?;
         let version = finished.stdout.trim().to_owned();
         ensure!(finished.code == Some(0) && version.split('.').count() >= 3, "{finished:?}");
@@ -97,7 +97,7 @@ fn version_is_printed() {
 #[test]
 fn usage_errors_are_told() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         for arguments in [&["nonsense"][..], &["run", "--nonsense"], &["check", "-c"]] {
             let finished = program.launch(arguments.iter().copied()).run().await?;
             ensure!(finished.code.is_some_and(|code| code != 0), "{arguments:?}: {finished:?}");
@@ -112,7 +112,7 @@ fn usage_errors_are_told() {
 #[test]
 fn port_in_use_names_inbound_and_address() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let port = Port::reserve()?;
         let _occupant = TcpListener::bind(port.v4()).await?;
         let directory = TempDir::new()?;
@@ -129,7 +129,7 @@ fn port_in_use_names_inbound_and_address() {
 #[test]
 fn signals_end_the_program_in_order() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         for signal in ["TERM", "INT"] {
             let (port, origin) = (Port::reserve()?, Origin::start().await?);
             let mut peer = program.serve(&config(&port)).await?;
@@ -147,7 +147,7 @@ fn signals_end_the_program_in_order() {
 #[test]
 fn reload_takes_a_good_config_and_leaves_a_bad_one() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (first, second, origin) = (Port::reserve()?, Port::reserve()?, Origin::start().await?);
         let mut peer = program.serve(&config(&first)).await?;
         let file = peer.directory().ok_or("no directory")?.join("config.json");
@@ -182,7 +182,7 @@ fn reload_takes_a_good_config_and_leaves_a_bad_one() {
 #[test]
 fn config_comes_from_standard_input() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (port, origin) = (Port::reserve()?, Origin::start().await?);
         let mut peer = program.launch(["run", "-c", "stdin"]).input(config(&port).to_string()).spawn()?;
         peer.started().await?;
@@ -193,7 +193,7 @@ fn config_comes_from_standard_input() {
 #[test]
 fn directories_of_configs_are_merged() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (first, second, origin) = (Port::reserve()?, Port::reserve()?, Origin::start().await?);
         let directory = TempDir::new()?;
         let inbounds = |port: &Port, tag: &str| json!({ "inbounds": [inbound(port, tag)] }).to_string();
@@ -222,7 +222,7 @@ fn directories_of_configs_are_merged() {
 #[test]
 fn working_directory_is_set_and_made() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         let (port, origin) = (Port::reserve()?, Origin::start().await?);
         let directory = TempDir::new()?;
         directory.write("place/config.json", config(&port).to_string())?;
@@ -243,7 +243,7 @@ fn working_directory_is_set_and_made() {
 #[test]
 fn without_a_config_there_is_a_local_proxy() {
     run(async {
-        let Some(program) = culvert() else { return Ok(()) };
+        let program = culvert();
         if Program::named("unshare").launch(["-n", "true"]).run().await?.code != Some(0) {
             skip("this user may not make network namespaces");
             return Ok(());
