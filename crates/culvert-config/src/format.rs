@@ -50,6 +50,7 @@ fn move_comments(old: &mut Node, new: &mut Node) {
     comments.before.extend(own.before);
     comments.end.extend(inner);
     comments.after.extend(own.after);
+    comments.below.extend(own.below);
 }
 
 /// Moves the comments of entries and gives back those of entries that are gone, to stand at the end.

@@ -56,6 +56,8 @@ pub(crate) struct Comments {
     pub(crate) after: Vec<String>,
     /// Inside a container, behind its last child.
     pub(crate) end: Vec<String>,
+    /// On lines below the document.
+    pub(crate) below: Vec<String>,
 }
 
 /// Two nodes are equal when their values are; places and comments do not count.

@@ -24,7 +24,12 @@ pub(crate) fn read(text: &str, source: u32) -> Result<Node, SyntaxError> {
     if let Some(found) = reader.peek() {
         return Err(reader.error(format!("`{found}` after the end of the document")));
     }
-    attach(&mut root, texts(before), texts(after));
+    let (mut beside, mut below) = (Vec::new(), Vec::new());
+    split(after, &mut beside, &mut below);
+    attach(&mut root, texts(before), beside);
+    if !below.is_empty() {
+        root.comments_mut().below = below;
+    }
     Ok(root)
 }
 
@@ -126,7 +131,13 @@ impl Reader<'_> {
             let mut after = Vec::new();
             split(self.trivia()?, &mut after, &mut pending);
             if self.take(',') {
-                split(self.trivia()?, &mut after, &mut pending);
+                let comments = self.trivia()?;
+                // As in sing-box: what stands before the comma keeps the line, and what stands behind it moves on.
+                if after.is_empty() && pending.is_empty() {
+                    split(comments, &mut after, &mut pending);
+                } else {
+                    pending.extend(texts(comments));
+                }
             } else if self.peek() != Some(close) {
                 return Err(self.unexpected(&format!("`,` or {close_name}")));
             }

@@ -5,13 +5,18 @@ use super::{Comments, Node, Value};
 /// Writes a document. There is no line end behind the last line.
 pub(crate) fn write(root: &Node) -> String {
     let mut out = String::new();
-    let (before, after) = root.comments().map_or((&[][..], &[][..]), |c| (&c.before, &c.after));
-    for comment in before {
+    let none = Comments::default();
+    let comments = root.comments().unwrap_or(&none);
+    for comment in &comments.before {
         out.push_str(comment);
         out.push('\n');
     }
     write_value(&mut out, root, 0);
-    for comment in after {
+    for comment in &comments.after {
+        out.push(' ');
+        out.push_str(comment);
+    }
+    for comment in &comments.below {
         out.push('\n');
         out.push_str(comment);
     }
