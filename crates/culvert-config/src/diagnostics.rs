@@ -136,6 +136,14 @@ impl Report {
         self.errors
     }
 
+    /// What the first error says.
+    pub(crate) fn first_error(&self) -> Option<&str> {
+        self.findings
+            .iter()
+            .find(|(severity, ..)| *severity == Severity::Error)
+            .map(|(.., message)| message.as_str())
+    }
+
     /// Takes over the errors of another look at the same sources.
     pub(crate) fn take_errors(&mut self, other: Self) {
         for (severity, place, message) in other.findings {

@@ -4,7 +4,7 @@ use super::dial::InterfaceType;
 use super::http_client::HttpClientReference;
 use super::rule::{Condition, Match, check_no_empty_item};
 use crate::cx::{Cx, Definition, Space};
-use crate::json::{Entry, Node, Value};
+use crate::json::{self, Entry, Node, Place, Value};
 use crate::schema::Schema;
 use crate::table::{self, Keys, Kind, UnknownKeys, kinds, options};
 use crate::value::{Cidr, Dur, List, Map, OptionValue, OutboundTag, Pattern, PortRange, Subnet, choices};
@@ -225,7 +225,7 @@ impl RuleSet {
         }
         if let RuleSetKind::Local(local) = &self.kind {
             for tag in &self.tags {
-                cx.read_file(node.place_of("path"), &local.path.replace("{tag}", tag));
+                check_file(&local.path.replace("{tag}", tag), format, node.place_of("path"), cx);
             }
         }
         if format == RuleSetFormat::Unset {
@@ -233,6 +233,44 @@ impl RuleSet {
             cx.error(node.place, message);
         }
     }
+}
+
+/// Reads a rule-set file as far as that tells a good one from a bad one. Compiled ones are opened by whoever runs them.
+fn check_file(path: &str, format: RuleSetFormat, place: Place, cx: &mut Cx<'_>) {
+    let Some(content) = cx.read_file(place, path) else { return };
+    let problem = match format {
+        RuleSetFormat::Unset => None,
+        RuleSetFormat::Binary => (!content.starts_with(b"SRS")).then(|| "not a compiled rule-set".to_owned()),
+        RuleSetFormat::Source => source_problem(&String::from_utf8_lossy(&content)),
+    };
+    if let Some(problem) = problem {
+        cx.error(place, format!("`{path}`: {problem}"));
+    }
+}
+
+/// Versions of rule-sets in JSON.
+const SOURCE_VERSIONS: std::ops::RangeInclusive<u8> = 1..=5;
+
+/// What is wrong with a rule-set in JSON.
+fn source_problem(text: &str) -> Option<String> {
+    let root = match json::read(text, 0) {
+        Ok(root) => root,
+        Err(error) => return Some(error.message),
+    };
+    let mut cx = Cx::decoding();
+    let mut version = 0_u8;
+    match root.get("version") {
+        Some(node) => version.decode(node, &mut cx),
+        None => return Some("there is no `version`".to_owned()),
+    }
+    if !SOURCE_VERSIONS.contains(&version) {
+        return Some(format!("unknown version {version}"));
+    }
+    let mut rules: Vec<Condition<HeadlessMatch>> = Vec::new();
+    if let Some(node) = root.get("rules") {
+        rules.decode(node, &mut cx);
+    }
+    cx.report.first_error().map(str::to_owned)
 }
 
 impl OptionValue for RuleSet {
@@ -285,5 +323,20 @@ impl OptionValue for RuleSet {
     fn schema(&self, schema: &mut Schema) -> Node {
         let tag = self.tags.schema(schema);
         schema.kinds::<RuleSetKind>("type", &[("tag", tag)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistakes_in_rule_set_files_are_told() {
+        assert_eq!(source_problem(r#"{"version": 3, "rules": [{"domain": "a.example"}]}"#), None);
+        assert_eq!(source_problem(r#"{"rules": []}"#).as_deref(), Some("there is no `version`"));
+        assert_eq!(source_problem(r#"{"version": 9}"#).as_deref(), Some("unknown version 9"));
+        let unknown = source_problem(r#"{"version": 3, "rules": [{"domian": "a.example"}]}"#);
+        assert_eq!(unknown.as_deref(), Some("unknown field `domian`, did you mean `domain`?"));
+        assert!(source_problem("{").is_some());
     }
 }
