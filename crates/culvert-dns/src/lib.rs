@@ -30,6 +30,7 @@ mod flight;
 pub mod hijack;
 mod lookup;
 pub mod message;
+mod options;
 pub mod plain;
 pub mod reverse;
 pub mod router;

@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,7 +128,7 @@ impl Client {
         name: &Domain,
         strategy: Strategy,
         options: &QueryOptions,
-    ) -> Result<Vec<std::net::IpAddr>, ResolveError> {
+    ) -> Result<Vec<IpAddr>, ResolveError> {
         let strategy = if strategy == Strategy::AsIs { options.strategy } else { strategy };
         lookup::lookup(name, strategy, &Asking { client: self, options }).await
     }
@@ -224,11 +225,7 @@ struct ClientResolver {
 
 #[async_trait]
 impl Resolver for ClientResolver {
-    async fn resolve(
-        &self,
-        name: &Domain,
-        strategy: Strategy,
-    ) -> Result<Vec<std::net::IpAddr>, ResolveError> {
+    async fn resolve(&self, name: &Domain, strategy: Strategy) -> Result<Vec<IpAddr>, ResolveError> {
         self.client.lookup(name, strategy, &self.options).await
     }
 }

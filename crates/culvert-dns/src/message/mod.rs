@@ -361,6 +361,15 @@ impl Reply {
         Self { bytes: bytes.into(), question_end, rcode, lifetime: 0 }
     }
 
+    /// What the rule action `reject` answers: REFUSED, and no recursion available.
+    #[must_use]
+    pub fn refused(query: &Query) -> Self {
+        let mut reply = Self::empty(query, Rcode::REFUSED);
+        let flags = reply.flags() & !flag::RA;
+        wire::set_u16(&mut reply.bytes, 2, flags);
+        reply
+    }
+
     /// The same reply, never to be kept.
     #[must_use]
     pub fn uncached(self) -> Self {
@@ -683,7 +692,10 @@ impl Request {
         out.extend(&reply.bytes);
         let bytes = &mut out[start..];
         wire::set_u16(bytes, 0, self.id);
-        let kept = reply.flags() & !(flag::RD | flag::CD | flag::RCODE);
+        let mut kept = reply.flags() & !(flag::RD | flag::CD | flag::RCODE);
+        if self.flags & flag::AD == 0 && !self.query.dnssec_ok() {
+            kept &= !flag::AD; // whoever does not ask for it does not know it (RFC 6840 section 5.7)
+        }
         let asked = self.flags & (flag::RD | flag::CD);
         wire::set_u16(bytes, 2, kept | asked | (reply.rcode.0 & flag::RCODE));
         bytes[HEADER..HEADER + self.spelling.len()].copy_from_slice(&self.spelling);

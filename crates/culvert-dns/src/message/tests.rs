@@ -444,6 +444,53 @@ fn replies_of_our_own_can_be_read() {
 }
 
 #[test]
+fn predefined_answers_give_all_their_records() {
+    let record = |owner: &str, kind, data: &[u8]| records::RawRecord {
+        owner: labels(owner),
+        kind,
+        class: 1,
+        ttl: 30,
+        data: data.to_vec(),
+    };
+    let answer = vec![record("x.test", kind::A, &[192, 0, 2, 1]), record("x.test", kind::TXT, b"\x02hi")];
+    let soa = [&labels("ns.test")[..], &labels("me.test"), &[0; 20]].concat();
+    let sections = [answer, vec![record("test", kind::SOA, &soa)], Vec::new()];
+    let predefined = records::Predefined { rcode: 3, sections };
+    for kind in [RecordType::A, RecordType::HTTPS] {
+        let query = query("x.test", kind);
+        let reply = predefined.reply(&query).unwrap();
+        assert_eq!((reply.rcode(), reply.walk().count(), reply.lifetime()), (Rcode::NXDOMAIN, 3, 0));
+        let bytes =
+            Request::parse(&query.encode(5)).unwrap().answer(&Answer::fresh(reply), Carrier::Datagram);
+        let flags = flag::QR | flag::AA | flag::RD | flag::RA | 3;
+        assert_eq!((wire::u16_at(&bytes, 0), wire::u16_at(&bytes, 2)), (Ok(5), Ok(flags)));
+    }
+    let query = query("x.test", RecordType::A);
+    let wrong =
+        records::Predefined { rcode: 0, sections: [vec![record("x.test", kind::A, &[1])], vec![], vec![]] };
+    assert!(wrong.reply(&query).is_none());
+    let huge = vec![record("x.test", kind::TXT, &[b'x'; 60_000]); 2];
+    assert!(records::Predefined { rcode: 0, sections: [huge, vec![], vec![]] }.reply(&query).is_none());
+}
+
+#[test]
+fn refusals_and_authentic_data_have_their_flags() {
+    let query = query("h.test", RecordType::A);
+    let request = Request::parse(&query.encode(5)).unwrap();
+    let bytes = request.answer(&Answer::fresh(Reply::refused(&query)), Carrier::Datagram);
+    assert_eq!(wire::u16_at(&bytes, 2), Ok(flag::QR | flag::RD | 5), "REFUSED without RA");
+    let reply = parse(reply_to(&query).flags(flag::AD).address("h.test", 60, "192.0.2.1"), &query).unwrap();
+    let answer = Answer::fresh(reply);
+    let authentic = |asked: &[u8]| {
+        let bytes = Request::parse(asked).unwrap().answer(&answer, Carrier::Datagram);
+        wire::u16_at(&bytes, 2).unwrap() & flag::AD != 0
+    };
+    assert!(!authentic(&ask("h.test", 1, |build| build)));
+    assert!(authentic(&ask("h.test", 1, |build| build.flags(flag::AD))));
+    assert!(authentic(&ask_edns("h.test", 1, 1232, 0x8000, &[])));
+}
+
+#[test]
 fn rewritten_ttls_count() {
     let query = query("h.test", RecordType::A);
     let mut reply = parse(reply_to(&query).address("h.test", 300, "192.0.2.1"), &query).unwrap();

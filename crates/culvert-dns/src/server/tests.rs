@@ -28,7 +28,7 @@ struct OneName(&'static str);
 
 #[async_trait]
 impl Resolver for OneName {
-    async fn resolve(&self, name: &Domain, _: Strategy) -> Result<Vec<std::net::IpAddr>, ResolveError> {
+    async fn resolve(&self, name: &Domain, _: Strategy) -> Result<Vec<IpAddr>, ResolveError> {
         if name.as_str() == self.0 {
             Ok(vec![Ipv4Addr::LOCALHOST.into()])
         } else {
@@ -359,7 +359,7 @@ async fn local_is_the_systems_resolver_without_its_cache() {
 fn targets_are_addresses_or_names_with_port_53() {
     let shown = |server: &str, server_port| {
         let options = ServerOptions { server: server.to_owned(), server_port };
-        super::target(&options).map(|target| target.to_string()).map_err(|error| error.to_string())
+        target(&options).map(|target| target.to_string()).map_err(|error| error.to_string())
     };
     assert_eq!(shown("192.0.2.53", 0).as_deref(), Ok("192.0.2.53:53"));
     assert_eq!(shown("2001:db8::53", 5353).as_deref(), Ok("[2001:db8::53]:5353"));

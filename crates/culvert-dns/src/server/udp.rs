@@ -31,6 +31,8 @@ use crate::plain::{self, DATAGRAM};
 
 /// How long one port takes questions.
 const PORT_LIFE: Duration = Duration::from_secs(10);
+/// The same for an association through a detour, which costs more to make and has its port elsewhere.
+const DETOUR_LIFE: Duration = Duration::from_secs(300);
 /// How long a socket without questions stays.
 const IDLE: Duration = timeouts::UDP_IDLE_QUERY;
 
@@ -119,7 +121,8 @@ impl UdpServer {
         let link = Arc::new(Link::new(Arc::clone(&self.name), Out::Queue(queue)));
         let (name, weak, target) = (Arc::clone(&self.name), Arc::downgrade(&link), self.target.clone());
         tokio::spawn(async move {
-            let driver = Driver { packets, questions, target, batch: PacketBatch::new(), link: weak.clone() };
+            let (batch, link) = (PacketBatch::new(), weak.clone());
+            let driver = Driver { packets, questions, target, batch, link, moved: false };
             if let (Err(error), Some(link)) = (driver.run().await, weak.upgrade()) {
                 link.end(&DnsError::network(name, error));
             }
@@ -139,7 +142,8 @@ impl DnsServer for UdpServer {
     }
 
     async fn exchange(&self, query: &Query) -> Result<Reply, DnsError> {
-        let reply = self.slot.ask(query, PORT_LIFE, || self.open()).await?;
+        let life = if self.dialer.detour.is_some() { DETOUR_LIFE } else { PORT_LIFE };
+        let reply = self.slot.ask(query, life, || self.open()).await?;
         if reply.is_truncated() { self.stream.exchange(query).await } else { Ok(reply) }
     }
 
@@ -181,6 +185,8 @@ struct Driver {
     target: Target,
     batch: PacketBatch,
     link: Weak<Link>,
+    /// Whether anything moved since the last look at it.
+    moved: bool,
 }
 
 impl Driver {
@@ -188,7 +194,7 @@ impl Driver {
         loop {
             match timeout(IDLE, poll_fn(|cx| self.poll(cx))).await {
                 Ok(end) => return end,
-                // Answered questions leave no trace here: whether the link is idle only the link knows.
+                Err(_) if std::mem::take(&mut self.moved) => {}
                 Err(_) => match self.link.upgrade() {
                     Some(link) if !link.end_if_idle() => {}
                     _ => return Ok(()),
@@ -203,6 +209,7 @@ impl Driver {
             while self.batch.len() < PacketBatch::MAX {
                 match self.questions.poll_recv(cx) {
                     Poll::Ready(Some(message)) => {
+                        self.moved = true;
                         self.batch.push(Packet::new(Buf::copied(&message), self.target.clone()));
                     }
                     Poll::Ready(None) => return Poll::Ready(Ok(())),

@@ -309,3 +309,17 @@ fn arpa_names_are_addresses() {
         assert_eq!(shown(name), None, "{name}");
     }
 }
+
+proptest::proptest! {
+    /// Files are written by hand and by other programs: whatever they hold, they are read.
+    #[test]
+    fn files_may_hold_anything(text in "(nameserver|search|domain|options|[ \\t:.%#;\\n0-9a-z-])*", junk in ".*") {
+        for text in [&text, &junk] {
+            let conf = ResolvConf::parse(text, 53);
+            assert!((1..=3).contains(&conf.servers.len()) && conf.search.len() <= 6 && conf.attempts >= 1);
+            let hosts = Hosts::parse(text);
+            assert!(hosts.addresses("").is_none());
+            let _ = arpa_address(text);
+        }
+    }
+}
