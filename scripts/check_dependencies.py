@@ -1,9 +1,8 @@
 """Checks the locked dependencies: licences, crates that must stay out, floors, and crates built in two versions.
 
-Only what ends up in the program counts, so dev-dependencies are looked at for nothing but their licences.
+Only what ends up in the program counts: crates that build or test it are looked at for nothing but their licences.
 """
 
-import json
 import re
 import subprocess
 import sys
@@ -28,20 +27,15 @@ DUPLICATES = {}
 
 
 def main():
-    metadata = json.loads(subprocess.check_output(
-        ["cargo", "metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"]))
-    packages = {package["id"]: package for package in metadata["packages"]}
-    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    everything = reachable(nodes, metadata["workspace_members"], {None, "build", "dev"})
-    program = reachable(nodes, metadata["workspace_members"], {None, "build"})
+    everything = tree("--workspace", "--edges=normal,build,dev")
+    program = tree("--package=culvert", "--edges=normal,no-proc-macro")
 
     faults = []
-    for package in (packages[id] for id in sorted(everything)):
-        if package["source"] and not allowed(package["license"] or ""):
-            faults.append(f"{package['name']} {package['version']}: licence {package['license']!r} is not in the list")
+    for name, version, licence in sorted(everything):
+        if not allowed(licence):
+            faults.append(f"{name} {version}: licence {licence!r} is not in the list")
     versions = {}
-    for package in (packages[id] for id in sorted(program)):
-        name, version = package["name"], package["version"]
+    for name, version, _ in sorted(program):
         versions.setdefault(name, []).append(version)
         if name in BANNED:
             faults.append(f"{name} {version} must stay out: {BANNED[name]}")
@@ -51,21 +45,22 @@ def main():
         if len(several) > 1 and name not in DUPLICATES:
             faults.append(f"{name} is there in several versions: {', '.join(several)} (see cargo tree -d)")
 
-    print(f"{len(program)} crates in the program, {len(everything)} with the tests")
+    print(f"{len(program)} crates in the program, {len(everything)} with the tests and what builds them")
     for fault in faults:
         print(f"error: {fault}", file=sys.stderr)
     return 1 if faults else 0
 
 
-def reachable(nodes, roots, kinds):
-    """The packages reached from the roots over dependencies of these kinds."""
-    seen, todo = set(), list(roots)
-    while todo:
-        id = todo.pop()
-        if id not in seen:
-            seen.add(id)
-            todo += (dep["pkg"] for dep in nodes[id]["deps"] if any(kind["kind"] in kinds for kind in dep["dep_kinds"]))
-    return seen
+def tree(*selection):
+    """Name, version and licence of each crate that cargo would build."""
+    lines = subprocess.check_output(
+        ["cargo", "tree", "--locked", *selection, "--prefix=none", "--no-dedupe", "--format={p}|{l}"], text=True)
+    crates = set()
+    for line in filter(None, lines.splitlines()):
+        package, licence = line.split("|")
+        name, version = package.split()[:2]
+        crates.add((name, version.removeprefix("v"), licence.removesuffix(" (*)")))
+    return crates
 
 
 def numbers(version):
