@@ -7,7 +7,9 @@ use std::error::Error;
 use std::io::Write;
 
 use culvert_core::{BoxStream, TcpConn};
-use culvert_tls::settings::{ClientAuthentication, ClientSettings, Identity, Parameters, ServerSettings, Trust};
+use culvert_tls::settings::{
+    ClientAuthentication, ClientSettings, Identity, Parameters, ServerSettings, Trust,
+};
 use culvert_tls::{Acceptor, Connector, Store, StoreSettings};
 use culvert_wire::{Host, pool};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

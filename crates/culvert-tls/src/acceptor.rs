@@ -81,8 +81,11 @@ impl Acceptor {
                 Err(_) => Err(Failure { fault: TlsFault::Timeout(limit), server_name: None }),
             },
         };
-        let (conn, mut facts) = result
-            .map_err(|Failure { fault, server_name }| TlsError { side: Side::Server, name: server_name, fault })?;
+        let (conn, mut facts) = result.map_err(|Failure { fault, server_name }| TlsError {
+            side: Side::Server,
+            name: server_name,
+            fault,
+        })?;
         if self.tolerates_http_1_1 {
             facts.alpn = facts.alpn.filter(|name| name != HTTP_1_1);
         }
@@ -112,7 +115,10 @@ fn verifier(
                     sources.iter().map(|source| source.read("client_certificate_path")).collect();
                 Authorities::from_pem(&texts?, "client_certificate")
             };
-            (ClientBelief::Authorities(Watched::new("client certificate authorities", paths, load)?), *optional)
+            (
+                ClientBelief::Authorities(Watched::new("client certificate authorities", paths, load)?),
+                *optional,
+            )
         }
     };
     Ok(Some(Arc::new(ClientVerifier { belief, optional, algorithms })))

@@ -149,7 +149,9 @@ fn base(base: StoreBase) -> RootCertStore {
             if !system.is_empty() {
                 return system;
             }
-            tracing::warn!("this system has no list of certificate authorities; Mozilla's, built in, serves instead");
+            tracing::warn!(
+                "this system has no list of certificate authorities; Mozilla's, built in, serves instead"
+            );
             mozilla()
         }
     }

@@ -60,7 +60,9 @@ impl Connector {
     #[must_use]
     pub fn ech_query(&self) -> Option<String> {
         match &self.settings.ech {
-            Some(Ech::FromDns { name }) => Some(name.clone().unwrap_or_else(|| self.name.to_str().into_owned())),
+            Some(Ech::FromDns { name }) => {
+                Some(name.clone().unwrap_or_else(|| self.name.to_str().into_owned()))
+            }
             Some(Ech::Configs(_)) | None => None,
         }
     }
@@ -76,7 +78,9 @@ impl Connector {
         let builder = ClientConfig::builder_with_provider(provider);
         let builder = match &settings.ech {
             Some(Ech::Configs(list)) => builder.with_ech(ech(list)?),
-            Some(Ech::FromDns { .. }) | None => builder.with_protocol_versions(&provider::versions(parameters)?),
+            Some(Ech::FromDns { .. }) | None => {
+                builder.with_protocol_versions(&provider::versions(parameters)?)
+            }
         };
         let builder = builder.map_err(|error| SettingsError::invalid("tls", error))?;
         let belief = match &settings.trust {
@@ -134,7 +138,11 @@ impl Connector {
         self.connect_as(conn, name).await
     }
 
-    async fn connect_as(&self, conn: BoxStream, name: ServerName<'static>) -> Result<(TlsConn, Facts), TlsError> {
+    async fn connect_as(
+        &self,
+        conn: BoxStream,
+        name: ServerName<'static>,
+    ) -> Result<(TlsConn, Facts), TlsError> {
         let shown = name.to_str().into_owned();
         if self.ech_query().is_some() {
             return Err(TlsError { side: Side::Client, name: Some(shown), fault: TlsFault::EchMissing });
@@ -161,7 +169,9 @@ fn server_name(settings: &ClientSettings, server: &Host) -> Result<ServerName<'s
             // A final dot is for resolvers; certificates do not have it.
             let name = name.strip_suffix('.').unwrap_or(name);
             let named = ServerName::try_from(name.to_owned());
-            named.map_err(|_| SettingsError::invalid("server_name", format!("{name:?} is no name and no address")))
+            named.map_err(|_| {
+                SettingsError::invalid("server_name", format!("{name:?} is no name and no address"))
+            })
         }
         None => host_name(server),
     }
@@ -173,7 +183,8 @@ fn host_name(host: &Host) -> Result<ServerName<'static>, SettingsError> {
         Host::Domain(name) => {
             let text = name.to_string();
             let named = ServerName::try_from(text.strip_suffix('.').unwrap_or(&text).to_owned());
-            named.map_err(|_| SettingsError::invalid("server", format!("{text:?} cannot be asked for in TLS")))
+            named
+                .map_err(|_| SettingsError::invalid("server", format!("{text:?} cannot be asked for in TLS")))
         }
     }
 }

@@ -5,14 +5,14 @@
 //! own goods are taken along: traffic secrets, told by its key log, from which keys are updated later; and on the side
 //! of a client its maker of sessions, for the tickets of TLS 1.3 that come after the handshake.
 //!
-//! The last flight of a handshake is not written here. A client's leaves together with its first data (or when it
-//! reads or flushes), a server's tickets together with its first data (or when it flushes).
+//! What nobody waits for is not written here: a client's last flight leaves together with its first data (or when it
+//! reads or flushes), the ticket of a server of TLS 1.3 together with its first data (or when it flushes).
 
 use std::io;
 use std::sync::Arc;
 
-use culvert_core::conn::{read_chain, write_chain};
 use culvert_core::BoxStream;
+use culvert_core::conn::{read_chain, write_chain};
 use culvert_wire::{Buf, BufChain, Room};
 use rustls::client::{ClientConfig, UnbufferedClientConnection};
 use rustls::pki_types::ServerName;
@@ -120,9 +120,9 @@ impl Handshake {
         // Once the handshake is done, what comes is not for the library any more.
         let digestible = if machine.common().is_handshaking() { &mut incoming[..] } else { &mut [] };
         let (used, step) = notes::during(notes, || machine.step(digestible, outgoing));
-        let step = step.map_err(|error| self.fault(error))?;
+        let step = step.map_err(|error| self.fault(error));
         self.incoming.drain(..used);
-        Ok(step)
+        step
     }
 
     async fn send(&mut self, conn: &mut BoxStream, fragment: Fragment) -> Result<(), TlsFault> {
@@ -163,14 +163,22 @@ impl Handshake {
         let halves = halves(secrets, self.notes, is_client, facts.version);
         let (sealer, opener) = halves.ok_or_else(|| fail(incomplete()))?;
         let raw = if self.incoming.is_empty() { BufChain::new() } else { Buf::copied(&self.incoming).into() };
-        let last_flight = BufChain::copied(&self.outgoing);
+        let mut last_flight = BufChain::copied(&self.outgoing);
+        if !is_client && facts.version == Version::Tls12 {
+            // Here the server has the last word, and the client waits for it before it says anything.
+            write_chain(&mut conn, &mut last_flight).await.map_err(|error| fail(error.into()))?;
+        }
         let handover = Handover { opener, sealer, raw, last_flight, awaited: is_client, tickets };
         Ok((TlsConn::new(conn, handover), facts))
     }
 
     /// Writes the alert that the library has ready after an error. The peer may be gone, and that is no news.
     async fn send_alert(&mut self, conn: &mut BoxStream) {
-        while let (_, Ok(Step::Again)) = self.machine.step(&mut [], &mut self.outgoing) {}
+        // As long as there is something to encode, the library does that and looks at nothing that came.
+        while self.machine.common().wants_write() {
+            let (used, _) = self.machine.step(&mut self.incoming, &mut self.outgoing);
+            self.incoming.drain(..used);
+        }
         if !self.outgoing.is_empty() {
             let _ = write_chain(conn, &mut BufChain::copied(&self.outgoing)).await;
         }
@@ -181,7 +189,9 @@ impl Handshake {
             return TlsFault::Certificate(fault);
         }
         match error {
-            Error::InvalidMessage(_) if !looks_like_tls(&self.incoming) => TlsFault::NotTls(printable(&self.incoming)),
+            Error::InvalidMessage(_) if !looks_like_tls(&self.incoming) => {
+                TlsFault::NotTls(printable(&self.incoming))
+            }
             other => other.into(),
         }
     }
@@ -335,7 +345,9 @@ impl From<Error> for TlsFault {
     fn from(error: Error) -> Self {
         match error {
             Error::AlertReceived(AlertDescription::CloseNotify) => Self::Closed,
-            Error::AlertReceived(AlertDescription::NoApplicationProtocol) | Error::NoApplicationProtocol => Self::Alpn,
+            Error::AlertReceived(AlertDescription::NoApplicationProtocol) | Error::NoApplicationProtocol => {
+                Self::Alpn
+            }
             Error::AlertReceived(description) => Self::Alert(description.into()),
             Error::NoCertificatesPresented => Self::Certificate(crate::fault::CertificateFault::Missing),
             Error::PeerIncompatible(PeerIncompatible::ServerRejectedEncryptedClientHello(retry)) => {

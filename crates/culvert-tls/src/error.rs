@@ -77,7 +77,9 @@ impl TlsFault {
             Self::Closed => io::ErrorKind::UnexpectedEof,
             Self::Io(error) => error.kind(),
             Self::Alert(_) => io::ErrorKind::ConnectionAborted,
-            Self::Certificate(_) | Self::EchRejected { .. } | Self::EchMissing => io::ErrorKind::PermissionDenied,
+            Self::Certificate(_) | Self::EchRejected { .. } | Self::EchMissing => {
+                io::ErrorKind::PermissionDenied
+            }
             Self::NotTls(_) | Self::Alpn | Self::Protocol(_) => io::ErrorKind::InvalidData,
         }
     }

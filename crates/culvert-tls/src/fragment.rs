@@ -53,7 +53,7 @@ pub(crate) async fn write(conn: &mut BoxStream, flight: &[u8], fragment: Fragmen
 }
 
 /// Waits until what was written has been acknowledged.
-async fn arrived(conn: &BoxStream, fallback: Duration) -> io::Result<()> {
+async fn arrived(conn: &mut BoxStream, fallback: Duration) -> io::Result<()> {
     let start = Instant::now();
     while let Some(socket) = conn.kernel_socket(Half::Write) {
         if culvert_os::socket::send_queue(socket.as_fd())?.unacknowledged == 0 {
@@ -75,7 +75,10 @@ fn pieces(flight: &[u8], name: Range<usize>, records: bool, seeds: &[u8]) -> Vec
     places.push(flight.len());
     if !records {
         let mut start = 0;
-        return places.into_iter().map(|end| flight[std::mem::replace(&mut start, end)..end].to_vec()).collect();
+        return places
+            .into_iter()
+            .map(|end| flight[std::mem::replace(&mut start, end)..end].to_vec())
+            .collect();
     }
     // The hello's own record is taken apart; what may stand behind it stays as it is.
     let record = HEADER + usize::from(u16::from_be_bytes([flight[3], flight[4]]));

@@ -10,8 +10,8 @@ use culvert_config::value::{Base64, List, Pem, PemSection, Word};
 
 use crate::error::SettingsError;
 use crate::settings::{
-    ClientAuthentication, ClientSettings, Curve, Ech, Fragment, Identity, KeyPairSource, Parameters, ServerSettings, Source,
-    StoreBase, StoreSettings, Trust, Version,
+    ClientAuthentication, ClientSettings, Curve, Ech, Fragment, Identity, KeyPairSource, Parameters,
+    ServerSettings, Source, StoreBase, StoreSettings, Trust, Version,
 };
 
 /// The settings of a client. Whether the options are `enabled` is the caller's to ask.
@@ -40,7 +40,9 @@ pub fn client(options: &OutboundTls) -> Result<ClientSettings, SettingsError> {
     let ech = match options.ech.as_ref().filter(|ech| ech.enabled) {
         Some(ech) => Some(match source(&ech.config, &ech.config_path) {
             Some(source) => Ech::Configs(ech_configs(&source)?),
-            None => Ech::FromDns { name: Some(ech.query_server_name.clone()).filter(|name| !name.is_empty()) },
+            None => {
+                Ech::FromDns { name: Some(ech.query_server_name.clone()).filter(|name| !name.is_empty()) }
+            }
         }),
         None => None,
     };
@@ -109,7 +111,10 @@ pub fn store(options: &CertificateOptions) -> StoreSettings {
             CertificateStore::Mozilla | CertificateStore::Chrome => StoreBase::Mozilla,
             CertificateStore::None => StoreBase::None,
         },
-        certificates: Some(options.certificate.text()).filter(|_| !options.certificate.is_empty()).into_iter().collect(),
+        certificates: Some(options.certificate.text())
+            .filter(|_| !options.certificate.is_empty())
+            .into_iter()
+            .collect(),
         paths: options.certificate_path.iter().map(PathBuf::from).collect(),
         folders: options.certificate_directory_path.iter().map(PathBuf::from).collect(),
     }
@@ -158,7 +163,11 @@ fn parameters(
         alpn: alpn.iter().cloned().collect(),
         min_version: min.get().map_or(Version::Tls12, version),
         max_version: max.get().map_or(Version::Tls13, version),
-        cipher_suites: suites.iter().filter_map(|suite| suite.get()).map(|suite| suite.name().to_owned()).collect(),
+        cipher_suites: suites
+            .iter()
+            .filter_map(|suite| suite.get())
+            .map(|suite| suite.name().to_owned())
+            .collect(),
         curves: curves
             .iter()
             .map(|curve| match curve {
@@ -187,7 +196,9 @@ fn hashes(pins: &List<Base64>) -> Vec<Vec<u8>> {
 fn ech_configs(source: &Source) -> Result<Vec<u8>, SettingsError> {
     let text = source.read("config_path")?;
     let section = PemSection::all(&text).into_iter().find(|section| section.label == "ECH CONFIGS");
-    section.map(|section| section.content).ok_or_else(|| SettingsError::invalid("ech", "no ECH CONFIGS in PEM form found"))
+    section
+        .map(|section| section.content)
+        .ok_or_else(|| SettingsError::invalid("ech", "no ECH CONFIGS in PEM form found"))
 }
 
 fn not_built<const N: usize>(options: [(&'static str, bool); N]) -> Result<(), SettingsError> {

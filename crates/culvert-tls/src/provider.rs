@@ -6,7 +6,9 @@ use aws_lc_rs::agreement::{self, EphemeralPrivateKey};
 use aws_lc_rs::rand::SystemRandom;
 use rustls::crypto::aws_lc_rs::{ALL_CIPHER_SUITES, default_provider, kx_group};
 use rustls::crypto::{ActiveKeyExchange, CryptoProvider, GetRandomFailed, SharedSecret, SupportedKxGroup};
-use rustls::{CipherSuite, Error, NamedGroup, PeerMisbehaved, SupportedCipherSuite, SupportedProtocolVersion};
+use rustls::{
+    CipherSuite, Error, NamedGroup, PeerMisbehaved, SupportedCipherSuite, SupportedProtocolVersion,
+};
 
 use crate::error::SettingsError;
 use crate::settings::{Curve, Parameters, Version};
@@ -27,9 +29,8 @@ fn default_suites() -> Vec<SupportedCipherSuite> {
         TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256 as ECDSA_CHACHA,
         TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 as RSA_AES_128,
         TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384 as RSA_AES_256,
-        TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256 as RSA_CHACHA,
-        TLS13_AES_128_GCM_SHA256 as AES_128, TLS13_AES_256_GCM_SHA384 as AES_256,
-        TLS13_CHACHA20_POLY1305_SHA256 as CHACHA,
+        TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256 as RSA_CHACHA, TLS13_AES_128_GCM_SHA256 as AES_128,
+        TLS13_AES_256_GCM_SHA384 as AES_256, TLS13_CHACHA20_POLY1305_SHA256 as CHACHA,
     };
     let [aes, chacha] = [
         vec![AES_128, AES_256, ECDSA_AES_128, RSA_AES_128, ECDSA_AES_256, RSA_AES_256],
@@ -63,7 +64,8 @@ pub(crate) fn versions(
 ) -> Result<Vec<&'static SupportedProtocolVersion>, SettingsError> {
     let asked = parameters.min_version..=parameters.max_version;
     let known = [(Version::Tls13, &rustls::version::TLS13), (Version::Tls12, &rustls::version::TLS12)];
-    let versions: Vec<_> = known.iter().filter(|(version, _)| asked.contains(version)).map(|known| known.1).collect();
+    let versions: Vec<_> =
+        known.iter().filter(|(version, _)| asked.contains(version)).map(|known| known.1).collect();
     if versions.is_empty() {
         return Err(SettingsError::invalid("max_version", "it is below `min_version`"));
     }
@@ -72,7 +74,8 @@ pub(crate) fn versions(
 
 /// As in Go the names choose among the suites of TLS 1.2; those of TLS 1.3 are always on.
 fn suites(names: &[String]) -> Result<Vec<SupportedCipherSuite>, SettingsError> {
-    let (tls13, tls12): (Vec<_>, Vec<_>) = default_suites().into_iter().partition(|suite| suite.tls13().is_some());
+    let (tls13, tls12): (Vec<_>, Vec<_>) =
+        default_suites().into_iter().partition(|suite| suite.tls13().is_some());
     if names.is_empty() {
         return Ok([tls13, tls12].concat());
     }
@@ -146,9 +149,12 @@ impl ActiveKeyExchange for Secp521r1Exchange {
             return Err(PeerMisbehaved::InvalidKeyShare.into());
         }
         let peer = agreement::UnparsedPublicKey::new(&agreement::ECDH_P521, peer);
-        agreement::agree_ephemeral(self.private, peer, Error::from(PeerMisbehaved::InvalidKeyShare), |secret| {
-            Ok(SharedSecret::from(secret))
-        })
+        agreement::agree_ephemeral(
+            self.private,
+            peer,
+            Error::from(PeerMisbehaved::InvalidKeyShare),
+            |secret| Ok(SharedSecret::from(secret)),
+        )
     }
 
     fn pub_key(&self) -> &[u8] {
@@ -182,11 +188,8 @@ mod tests {
 
     #[test]
     fn versions_out_of_order_are_refused() {
-        let parameters = Parameters {
-            min_version: Version::Tls13,
-            max_version: Version::Tls12,
-            ..Parameters::default()
-        };
+        let parameters =
+            Parameters { min_version: Version::Tls13, max_version: Version::Tls12, ..Parameters::default() };
         assert!(versions(&parameters).is_err());
         assert_eq!(versions(&Parameters::default()).unwrap().len(), 2);
     }

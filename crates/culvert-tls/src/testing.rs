@@ -13,8 +13,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use crate::conn::TlsConn;
 use crate::engine::Facts;
 use crate::error::TlsError;
-use crate::{Acceptor, Connector};
 use crate::settings::{KeyPairSource, Source};
+use crate::{Acceptor, Connector};
 
 /// An authority.
 pub(crate) struct Ca(CertifiedIssuer<'static, KeyPair>);
@@ -34,6 +34,14 @@ impl Ca {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
+    /// An authority that is signed by this one.
+    pub(crate) fn middle(&self, name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::signed_by(params, KeyPair::generate().unwrap(), &self.0).unwrap())
+    }
+
     pub(crate) fn pem(&self) -> String {
         self.0.pem()
     }
@@ -46,7 +54,12 @@ impl Ca {
         self.issue_with(name, &KeyPair::generate().unwrap(), |_| {})
     }
 
-    pub(crate) fn issue_with(&self, name: &str, key: &KeyPair, change: impl FnOnce(&mut CertificateParams)) -> Issued {
+    pub(crate) fn issue_with(
+        &self,
+        name: &str,
+        key: &KeyPair,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> Issued {
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         change(&mut params);
@@ -57,7 +70,10 @@ impl Ca {
 
 impl Issued {
     pub(crate) fn source(&self) -> KeyPairSource {
-        KeyPairSource { certificate: Source::Inline(self.chain.clone()), key: Source::Inline(self.key.clone()) }
+        KeyPairSource {
+            certificate: Source::Inline(self.chain.clone()),
+            key: Source::Inline(self.key.clone()),
+        }
     }
 }
 
@@ -115,7 +131,11 @@ pub(crate) struct Conn<S>(pub(crate) S);
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> StreamConn for Conn<S> {}
 
 impl<S: AsyncRead + Unpin> AsyncRead for Conn<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(cx, to)
     }
 }

@@ -81,9 +81,7 @@ impl ServerCertVerifier for ServerVerifier {
                 Err(reason) => Err(Error::General(format!("certificate store: {reason}"))),
             },
             Belief::Authorities(authorities) => by(authorities),
-            Belief::Pins(pins) => {
-                pinned(pins, certificate, &name.to_str(), "certificate_public_key_sha256")
-            }
+            Belief::Pins(pins) => pinned(pins, certificate, &name.to_str(), "certificate_public_key_sha256"),
             Belief::Anyone => Ok(()),
         }
         .map(|()| ServerCertVerified::assertion())
@@ -275,7 +273,9 @@ fn tls12_signature(
     let key = webpki::RawPublicKeyEntity::try_from(&key).map_err(|_| CertificateError::BadEncoding)?;
     let scheme = algorithms.mapping.iter().find(|(scheme, _)| *scheme == signed.scheme);
     let candidates = scheme.map(|(_, candidates)| *candidates).unwrap_or_default();
-    let fits = candidates.iter().any(|algorithm| key.verify_signature(*algorithm, message, signed.signature()).is_ok());
+    let fits = candidates
+        .iter()
+        .any(|algorithm| key.verify_signature(*algorithm, message, signed.signature()).is_ok());
     if fits { Ok(HandshakeSignatureValid::assertion()) } else { Err(CertificateError::BadSignature.into()) }
 }
 

@@ -82,7 +82,9 @@ impl TlsConn {
             }
             let raw = ready!(self.lower.poll_read_chain(cx, Room::NONE))?;
             if raw.is_empty() {
-                return Poll::Ready(self.reading.end_of_lower().map(|()| BufChain::new()).map_err(io::Error::from));
+                return Poll::Ready(
+                    self.reading.end_of_lower().map(|()| BufChain::new()).map_err(io::Error::from),
+                );
             }
             self.reading.take_in(raw);
         }
@@ -114,7 +116,11 @@ impl StreamConn for TlsConn {
 
     fn poll_read_chain(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<io::Result<BufChain>> {
         if self.reading.holds_plain() {
-            return if room.is_none() { Poll::Ready(Ok(self.reading.take_plain())) } else { copy_in(self, cx, room) };
+            return if room.is_none() {
+                Poll::Ready(Ok(self.reading.take_plain()))
+            } else {
+                copy_in(self, cx, room)
+            };
         }
         if self.reading.is_bypassed() {
             return self.lower.poll_read_chain(cx, room);
@@ -151,7 +157,11 @@ impl StreamConn for TlsConn {
 }
 
 impl AsyncRead for TlsConn {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         if to.remaining() == 0 {
             return Poll::Ready(Ok(()));

@@ -284,15 +284,16 @@ impl Reading {
                 Err(error) => break Err(error.into()),
             };
             piece.advance(len);
-            let handled = if kind == ContentType::Data {
+            if kind == ContentType::Data {
+                if let Err(fault) = self.count_data(count) {
+                    break Err(fault);
+                }
                 to.grow(count);
-                self.count_data(count)
             } else {
                 let content = to.spare_mut()[..count].to_vec();
-                self.control(kind, &content)
-            };
-            if handled.is_err() {
-                break handled;
+                if let Err(fault) = self.control(kind, &content) {
+                    break Err(fault);
+                }
             }
         };
         opened.extend(joined.current);
@@ -430,9 +431,10 @@ impl Joined {
     /// so what fits into a record of `room.max` fits here.
     fn with_space(&mut self, space: usize, opened: &mut BufChain) -> &mut Buf {
         let Room { head, tail, max } = self.room;
-        if let Some(full) = self.current.take_if(|piece| {
-            piece.spare() < space + tail || piece.len() + space > max.saturating_add(1)
-        }) {
+        if let Some(full) = self
+            .current
+            .take_if(|piece| piece.spare() < space + tail || piece.len() + space > max.saturating_add(1))
+        {
             opened.push_back(full);
         }
         let capacity = self.expected.min(max.saturating_add(1)).max(space);

@@ -114,7 +114,9 @@ async fn every_suite_carries_data_both_ways_whatever_the_lower_stream_does() {
 async fn chains_come_with_the_room_that_is_asked_for() {
     let payload = pattern(300_000);
     for kind in [Kind::Tls13, Kind::Tls12] {
-        for room in [Room::NONE, Room { head: 5, tail: 17, max: MAX_DATA }, Room { head: 100, tail: 50, max: 20_000 }] {
+        for room in
+            [Room::NONE, Room { head: 5, tail: 17, max: MAX_DATA }, Room { head: 100, tail: 50, max: 20_000 }]
+        {
             let (near, far) = pair(1 << 20);
             let (mut near, mut far) = ends(kind, Cipher::Aes128Gcm, Box::new(near), Box::new(far));
             let mut chain = BufChain::new();
@@ -130,7 +132,9 @@ async fn chains_come_with_the_room_that_is_asked_for() {
                     break;
                 }
                 for piece in chain.iter() {
-                    assert!(piece.head() >= room.head && piece.spare() >= room.tail && piece.len() <= room.max);
+                    assert!(
+                        piece.head() >= room.head && piece.spare() >= room.tail && piece.len() <= room.max
+                    );
                 }
                 got.extend(chain.to_vec());
             }
@@ -187,8 +191,7 @@ async fn the_end_of_the_lower_stream_is_an_end_between_records_and_an_error_with
     let (mut sealer, _) = halves(Kind::Tls13, Cipher::Aes128Gcm, 2, 1, 0);
     let bytes = data(&mut sealer, b"data");
     for end in 0..=bytes.len() {
-        let (mut conn, ..) =
-            conn_over(Conn(Script::new([Step::Send(bytes[..end].to_vec())])), Kind::Tls13);
+        let (mut conn, ..) = conn_over(Conn(Script::new([Step::Send(bytes[..end].to_vec())])), Kind::Tls13);
         if end == bytes.len() {
             assert_eq!(read(&mut conn).await.unwrap(), b"data");
         }
@@ -343,10 +346,10 @@ async fn handshake_messages_may_be_cut_and_joined_but_not_mixed_with_data() {
 #[tokio::test]
 async fn messages_that_cannot_come_are_refused() {
     let wrong: [(Kind, ContentType, &[u8]); 8] = [
-        (Kind::Tls13, ContentType::Handshake, &[24, 0, 0, 1, 2]),       // a key update that asks for nonsense
+        (Kind::Tls13, ContentType::Handshake, &[24, 0, 0, 1, 2]), // a key update that asks for nonsense
         (Kind::Tls13, ContentType::Handshake, &[24, 0, 0, 1, 0, 4, 0]), // something behind a key update
-        (Kind::Tls13, ContentType::Handshake, &[13, 0, 0, 1, 0]),       // a request for a certificate
-        (Kind::Tls13, ContentType::Handshake, &[4, 2, 0, 0]),           // a ticket of 128 KiB
+        (Kind::Tls13, ContentType::Handshake, &[13, 0, 0, 1, 0]), // a request for a certificate
+        (Kind::Tls13, ContentType::Handshake, &[4, 2, 0, 0]),     // a ticket of 128 KiB
         (Kind::Tls13, ContentType::Handshake, &[]),
         (Kind::Tls13, ContentType::Alert, &[2]),
         (Kind::Tls12, ContentType::Handshake, &[0, 0, 0, 0]), // the wish to renegotiate
@@ -359,7 +362,11 @@ async fn messages_that_cannot_come_are_refused() {
         let script = sends(bytes);
         let heard = script.heard();
         let (mut conn, _, mut opener) = conn_over(Conn(script), kind);
-        assert_eq!(read(&mut conn).await.unwrap_err().kind(), io::ErrorKind::InvalidData, "{kind:?} {content:?}");
+        assert_eq!(
+            read(&mut conn).await.unwrap_err().kind(),
+            io::ErrorKind::InvalidData,
+            "{kind:?} {content:?}"
+        );
         assert_eq!(opened(&mut opener, &heard().bytes), [(ContentType::Alert, vec![2, 10])]);
     }
 }
@@ -511,7 +518,11 @@ impl StreamConn for Roomy {
 }
 
 impl AsyncRead for Roomy {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        to: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(cx, to)
     }
 }

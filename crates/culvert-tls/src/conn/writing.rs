@@ -48,7 +48,15 @@ pub(super) struct Writing {
 impl Writing {
     pub(super) fn new(sealer: Sealer, last_flight: BufChain, awaited: bool) -> Self {
         let awaited = awaited && !last_flight.is_empty();
-        Self { state: State::Open, sealer, sealed: last_flight, awaited, blocked: false, owes_update: false, alert: None }
+        Self {
+            state: State::Open,
+            sealer,
+            sealed: last_flight,
+            awaited,
+            blocked: false,
+            owes_update: false,
+            alert: None,
+        }
     }
 
     /// What this layer and the one below want around data.

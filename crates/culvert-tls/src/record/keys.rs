@@ -87,13 +87,8 @@ impl TrafficSecret {
         }
         const PREFIX: &str = "tls13 ";
         let label_len = (PREFIX.len() + label.len()) as u8;
-        let info: [&[u8]; 5] = [
-            &(to.len() as u16).to_be_bytes(),
-            &[label_len],
-            PREFIX.as_bytes(),
-            label.as_bytes(),
-            &[0],
-        ];
+        let info: [&[u8]; 5] =
+            [&(to.len() as u16).to_be_bytes(), &[label_len], PREFIX.as_bytes(), label.as_bytes(), &[0]];
         let secret = hkdf::Prk::new_less_safe(self.cipher.hash(), &self.bytes[..self.cipher.hash_len()]);
         secret
             .expand(&info, Len(to.len()))

@@ -30,9 +30,7 @@ impl Opener {
         let body = usize::from(u16::from_be_bytes([high, low]));
         let (kind_fits, overhead) = match self.keys.form {
             Form::Tls13(_) => (kind == ContentType::Data.byte(), 1 + TAG),
-            Form::Tls12 { .. } => {
-                (ContentType::from_byte(kind).is_some(), self.keys.explicit_nonce() + TAG)
-            }
+            Form::Tls12 { .. } => (ContentType::from_byte(kind).is_some(), self.keys.explicit_nonce() + TAG),
         };
         if !kind_fits || version != 3 {
             return Err(RecordError::Unexpected);

@@ -13,13 +13,15 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::{acceptor, client_of, connector, host, nobody, server_with};
 use crate::settings::{
-    ClientSettings, Curve, Ech, Fragment, Identity, KeyPairSource, Parameters, ServerSettings, Source, Trust, Version,
+    ClientSettings, Curve, Ech, Fragment, Identity, KeyPairSource, Parameters, ServerSettings, Source, Trust,
+    Version,
 };
 use crate::testing::{Ca, Conn, Issued, pattern, shake, shake_over, transfer};
 use crate::{Acceptor, Connector, TlsFault};
 
 const TLS12_SUITES: [&str; 3] = ["AES_128_GCM_SHA256", "AES_256_GCM_SHA384", "CHACHA20_POLY1305_SHA256"];
-const TLS13_SUITES: [&str; 3] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"];
+const TLS13_SUITES: [&str; 3] =
+    ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"];
 
 fn version(version: Version) -> Parameters {
     Parameters { min_version: version, max_version: version, ..Parameters::default() }
@@ -70,7 +72,8 @@ fn stock_client(ca: &Ca, suite: Option<&str>) -> TlsConnector {
 
 /// Every suite, with a server identity that it can be used with.
 fn suites(ca: &Ca) -> Vec<(String, Issued)> {
-    let mut suites: Vec<_> = TLS13_SUITES.iter().map(|suite| (suite.to_string(), ca.issue("a.test"))).collect();
+    let mut suites: Vec<_> =
+        TLS13_SUITES.iter().map(|suite| (suite.to_string(), ca.issue("a.test"))).collect();
     for rest in TLS12_SUITES {
         suites.push((format!("TLS_ECDHE_ECDSA_WITH_{rest}"), ca.issue("a.test")));
         suites.push((format!("TLS_ECDHE_RSA_WITH_{rest}"), ca.issue_with("a.test", &rsa(), |_| {})));
@@ -308,7 +311,8 @@ async fn a_silent_peer_is_not_waited_for_longer_than_asked() {
     let error = connector(settings, "a.test").connect(silent()).await.unwrap_err();
     assert_eq!(error.to_string(), "TLS handshake with a.test: took longer than 3s");
     assert!(matches!(DialError::from(error), DialError::Timeout { limit: named, .. } if named == limit));
-    let server = ServerSettings { handshake_timeout: Some(limit), ..server_with(ca.issue("a.test").source()) };
+    let server =
+        ServerSettings { handshake_timeout: Some(limit), ..server_with(ca.issue("a.test").source()) };
     let error = Acceptor::new(&server).unwrap().accept(silent()).await.unwrap_err();
     assert!(matches!(error.fault, TlsFault::Timeout(_)));
 }
@@ -368,7 +372,8 @@ async fn a_hello_in_pieces_is_understood() {
 
 #[tokio::test]
 async fn a_self_signed_server_makes_a_certificate_for_each_name() {
-    let server = ServerSettings { identity: Identity::SelfSigned, ..server_with(Ca::new("ca").issue("x").source()) };
+    let server =
+        ServerSettings { identity: Identity::SelfSigned, ..server_with(Ca::new("ca").issue("x").source()) };
     let acceptor = Acceptor::new(&server).unwrap();
     let settings = ClientSettings { trust: Trust::Anyone, ..ClientSettings::default() };
     for name in ["a.test", "b.test", "203.0.113.7"] {
@@ -430,6 +435,10 @@ async fn ech_hides_the_name_and_a_server_without_it_is_an_error() {
     assert_eq!(ready.ech_query(), None);
     let (near, far) = shake(&ready, &acceptor).await;
     assert!(matches!(near.unwrap_err().fault, TlsFault::EchRejected { retry: None }));
-    assert_eq!(far.unwrap_err().name.as_deref(), Some("public.test"));
+    // A client says so once the server has proved that it speaks for the public name.
+    let (mut server, facts) = far.unwrap();
+    assert_eq!(facts.server_name.as_deref(), Some("public.test"));
+    let error = server.read(&mut [0]).await.unwrap_err();
+    assert!(error.to_string().contains("ECH required"), "{error}");
     assert!(waiting.with_ech(vec![1, 2, 3]).is_err());
 }

@@ -18,9 +18,8 @@ use crate::{Acceptor, Connector};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn is_installed(program: &str) -> bool {
-    let found = std::env::var_os("PATH").is_some_and(|path| {
-        std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-    });
+    let found = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()));
     if !found {
         eprintln!("skipped: {program} is not installed");
     }
@@ -76,7 +75,8 @@ async fn openssl_as_server_in_both_versions_with_a_client_certificate_and_resump
     let port = free_port().await;
     let (cert, key, ca_path, port_text) = (path("cert"), path("key"), path("ca"), port.to_string());
     let arguments = ["s_server", "-accept", &port_text, "-cert", &cert, "-key", &key, "-rev", "-quiet"];
-    let _server = openssl(&[&arguments[..], &["-Verify", "1", "-CAfile", &ca_path, "-verify_return_error"]].concat());
+    let _server =
+        openssl(&[&arguments[..], &["-Verify", "1", "-CAfile", &ca_path, "-verify_return_error"]].concat());
     for version in [Version::Tls12, Version::Tls13] {
         let settings = ClientSettings {
             parameters: one_version(version),
@@ -115,7 +115,8 @@ async fn openssl_as_client_with_key_updates() {
         assert_eq!(facts.server_name.as_deref(), Some("a.test"));
         let mut input = client.stdin.take().unwrap();
         let mut output = client.stdout.take().unwrap();
-        let lines: &[&str] = if version == "-tls1_3" { &["one\n", "K\n", "two\n", "k\n", "three\n"] } else { &["one\n"] };
+        let lines: &[&str] =
+            if version == "-tls1_3" { &["one\n", "K\n", "two\n", "k\n", "three\n"] } else { &["one\n"] };
         for line in lines {
             // A command is one only where it stands alone in a read.
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -153,7 +154,10 @@ async fn curl_downloads_with_a_client_certificate_in_both_versions() {
     folder.write("key", &client.key).unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let settings = ServerSettings {
-        clients: ClientAuthentication::Authorities { optional: false, authorities: vec![Source::Inline(ca.pem())] },
+        clients: ClientAuthentication::Authorities {
+            optional: false,
+            authorities: vec![Source::Inline(ca.pem())],
+        },
         parameters: Parameters { alpn: vec!["http/1.1".into()], ..Parameters::default() },
         ..server_with(ca.issue("a.test").source())
     };
@@ -185,7 +189,8 @@ async fn curl_downloads_with_a_client_certificate_in_both_versions() {
             conn.shutdown().await.unwrap();
             conn
         };
-        let (_conn, result) = timeout(PATIENCE, async { tokio::join!(serve, curl.wait_with_output()) }).await.unwrap();
+        let (_conn, result) =
+            timeout(PATIENCE, async { tokio::join!(serve, curl.wait_with_output()) }).await.unwrap();
         let result = result.unwrap();
         assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
         assert!(std::fs::read(&output).unwrap() == pattern(SIZE));

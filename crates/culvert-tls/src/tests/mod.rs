@@ -9,8 +9,8 @@ use std::sync::Arc;
 use culvert_wire::{Domain, Host};
 
 use crate::settings::{
-    ClientAuthentication, ClientSettings, Identity, KeyPairSource, ServerSettings, Source, StoreBase, StoreSettings,
-    Trust,
+    ClientAuthentication, ClientSettings, Identity, KeyPairSource, ServerSettings, Source, StoreBase,
+    StoreSettings, Trust,
 };
 use crate::testing::{Ca, Issued};
 use crate::{Acceptor, Connector, Store};
