@@ -51,12 +51,16 @@ fn table(path: &str) -> Vec<Vec<String>> {
 }
 
 fn source(directory: &str, name: &str) -> Source {
-    let mut text = read(&corpus(directory).join(name));
+    let text = read(&corpus(directory).join(name));
+    Source::new(name, without_marks(text).as_bytes())
+}
+
+fn without_marks(mut text: String) -> String {
     for (mark, asset) in MARKS {
         let escaped = read(&corpus("assets").join(asset)).replace('\n', "\\n");
         text = text.replace(mark, &escaped);
     }
-    Source::new(name, text.as_bytes())
+    text
 }
 
 /// The files a configuration of one corpus can see.
@@ -102,6 +106,22 @@ fn valid_files_are_accepted() {
             if let Err(errors) = load(directory, &source(directory, &name)) {
                 failures.add(format!("{directory}/{name}"), errors);
             }
+        }
+    }
+    failures.finish();
+}
+
+#[test]
+fn single_objects_get_the_verdict_of_sing_box() {
+    let mut failures = Failures::default();
+    for line in table("verdicts.tsv") {
+        let [verdict, text] = line.as_slice() else { panic!("not a verdict: {line:?}") };
+        let source = Source::new("verdicts.tsv", without_marks(text.clone()).as_bytes());
+        match (verdict.as_str(), load("valid", &source)) {
+            ("accepted", Ok(_)) | ("refused" | "start", Err(_)) => {}
+            ("accepted", Err(errors)) => failures.add(text, errors),
+            (_, Ok(_)) => failures.add(text, "accepted"),
+            (_, Err(_)) => panic!("unknown verdict {verdict}"),
         }
     }
     failures.finish();

@@ -1,5 +1,7 @@
 //! `certificate_providers`, and the places that name one or describe their own.
 
+use std::net::IpAddr;
+
 use super::http_client::HttpClientReference;
 use crate::cx::Cx;
 use crate::json::{Entry, Node, Value};
@@ -241,11 +243,8 @@ impl CloudflareOriginCaProvider {
     fn check_access(&self, node: &Node, cx: &mut Cx<'_>) {
         check_domains(&self.domain, node, cx);
         self.request_type.check("request_type", node, cx);
-        for domain in &self.domain {
-            if domain.strip_prefix("*.").is_some_and(|rest| !rest.contains('.')) {
-                let message = format!("the wildcard `{domain}` must stand before a domain with a dot in it");
-                cx.error(node.place_of("domain"), message);
-            }
+        for fault in self.domain.iter().filter_map(|domain| host_name_fault(domain)) {
+            cx.error(node.place_of("domain"), fault);
         }
         match (self.api_token.is_empty(), self.origin_ca_key.is_empty()) {
             (true, true) => cx.error(node.place, "`api_token` or `origin_ca_key` is missing"),
@@ -257,8 +256,24 @@ impl CloudflareOriginCaProvider {
     }
 }
 
+/// What is wrong with a name, or with a wildcard, to have a certificate of the Origin CA for.
+fn host_name_fault(name: &str) -> Option<String> {
+    let plain = name.strip_prefix("*.").unwrap_or(name);
+    if plain.is_empty() {
+        Some("an empty name cannot have a certificate".to_owned())
+    } else if plain.contains('*') {
+        Some(format!("the wildcard of `{name}` must be its whole first label"))
+    } else if plain != name && !plain.contains('.') {
+        Some(format!("the wildcard `{name}` must stand before a domain with a dot in it"))
+    } else if name.parse::<IpAddr>().is_ok() {
+        Some(format!("`{name}` is an IP address, and these certificates are for names"))
+    } else {
+        None
+    }
+}
+
 fn check_domains(domains: &[String], node: &Node, cx: &mut Cx<'_>) {
-    if domains.iter().all(String::is_empty) {
+    if domains.is_empty() {
         cx.error(node.place_of("domain"), "no name is given to have a certificate for; add `domain`");
     }
 }

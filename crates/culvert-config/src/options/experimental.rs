@@ -56,6 +56,7 @@ options! {
         /// Lets web pages from public networks use the API.
         access_control_allow_private_network: bool,
     }
+    check = ClashApiOptions::check_controller;
 
     /// The statistics API of V2Ray.
     pub struct V2RayApiOptions {
@@ -93,6 +94,15 @@ options! {
         trace_back: String,
         /// How much memory should be used at most.
         memory_limit: Option<MemorySize>,
+    }
+}
+
+impl ClashApiOptions {
+    fn check_controller(&self, node: &Node, cx: &mut Cx<'_>) {
+        if !self.external_controller.is_empty() && !self.external_controller.contains(':') {
+            let message = "`external_controller` has no port; write for example \"127.0.0.1:9090\"";
+            cx.error(node.place_of("external_controller"), message);
+        }
     }
 }
 

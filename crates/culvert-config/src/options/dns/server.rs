@@ -4,6 +4,7 @@ use crate::cx::Cx;
 use crate::json::Node;
 use crate::options::dial::{DialOptions, ServerOptions};
 use crate::options::tls::{Need, OutboundTls};
+use crate::options::transport::has_bad_escape;
 use crate::table::{kinds, options};
 use crate::value::{Address, EndpointTag, Headers, List, Map, Prefix, ServiceTag};
 
@@ -107,6 +108,7 @@ options! {
         /// Further request headers.
         headers: Headers,
     }
+    check = HttpsDnsServer::check_path;
 
     /// Options of an `h3` DNS server.
     pub struct H3DnsServer {
@@ -204,6 +206,14 @@ impl RemoteDnsServer {
 impl TlsDnsServer {
     fn check_tls(&self, node: &Node, cx: &mut Cx<'_>) {
         OutboundTls::check(self.tls.as_deref(), Need::Implied, &self.remote.server.server, node, cx);
+    }
+}
+
+impl HttpsDnsServer {
+    fn check_path(&self, node: &Node, cx: &mut Cx<'_>) {
+        if has_bad_escape(&self.path) {
+            cx.error(node.place_of("path"), "`path` has a `%` without two hexadecimal digits behind it");
+        }
     }
 }
 

@@ -152,6 +152,12 @@ pub struct MacAddress {
 
 impl TunInbound {
     fn check_values(&self, node: &Node, cx: &mut Cx<'_>) {
+        if self.address.is_empty() {
+            cx.error(
+                node.place_of("address"),
+                "a TUN interface needs an `address`, such as \"172.19.0.1/30\"",
+            );
+        }
         self.dns_mode.check_leniently("dns_mode", node, cx);
         self.stack.check("stack", node, cx);
         if self.auto_redirect && !self.auto_route {

@@ -3,6 +3,7 @@
 use super::{CipherSuite, TlsVersion};
 use crate::cx::Cx;
 use crate::json::{Node, Place};
+use crate::options::tls::key_pair::belong_together;
 use crate::value::{List, Pem, PemSection, Word};
 
 /// Whether an object can do without TLS.
@@ -60,6 +61,9 @@ pub(super) fn check_words(
     max.check("max_version", node, cx);
     for suite in suites {
         suite.check("cipher_suites", node, cx);
+        if suite.get().is_none() && !suite.is_unknown() {
+            cx.error(node.place_of("cipher_suites"), "`cipher_suites` has an empty item");
+        }
     }
 }
 
@@ -76,23 +80,41 @@ impl Source<'_> {
         !self.inline.is_empty() || !self.path.is_empty()
     }
 
-    /// Checks that there is a section which `wanted` accepts. The file is read only without PEM in place.
-    pub(super) fn check(&self, wanted: Wanted, node: &Node, cx: &mut Cx<'_>) {
+    /// Where the PEM, or the path of its file, stands in `node`.
+    pub(super) fn place(&self, node: &Node) -> Place {
         let [inline, path] = self.keys;
+        node.place_of(if self.inline.is_empty() { path } else { inline })
+    }
+
+    /// Gives the first section which `wanted` accepts, or reports that there is none. The file is read only without
+    /// PEM in place.
+    pub(super) fn check(&self, wanted: Wanted, node: &Node, cx: &mut Cx<'_>) -> Option<PemSection> {
+        let place = self.place(node);
         if !self.inline.is_empty() {
-            check_pem(&self.inline.text(), wanted, node.place_of(inline), cx);
-        } else if !self.path.is_empty() {
-            let place = node.place_of(path);
-            if let Some(content) = cx.read_file(place, self.path) {
-                check_pem(&String::from_utf8_lossy(&content), wanted, place, cx);
-            }
+            return check_pem(&self.inline.text(), wanted, place, cx);
         }
+        if self.path.is_empty() {
+            return None;
+        }
+        let content = cx.read_file(place, self.path)?;
+        check_pem(&String::from_utf8_lossy(&content), wanted, place, cx)
+    }
+}
+
+/// Checks a certificate and its key, of which both are given.
+pub(super) fn check_pair(certificate: &Source<'_>, key: &Source<'_>, node: &Node, cx: &mut Cx<'_>) {
+    let leaf = certificate.check(Wanted::Certificate, node, cx);
+    let private = key.check(Wanted::PrivateKey, node, cx);
+    if let (Some(leaf), Some(private)) = (leaf, private)
+        && belong_together(&leaf.content, &private.content) == Some(false)
+    {
+        cx.error(key.place(node), "this key belongs to another certificate");
     }
 }
 
 /// What a PEM text is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Wanted {
+pub(super) enum Wanted {
     Certificate,
     PrivateKey,
     EchConfigs,
@@ -122,12 +144,13 @@ impl Wanted {
     }
 }
 
-/// Reports a PEM text without a usable section.
-pub(crate) fn check_pem(text: &str, wanted: Wanted, place: Place, cx: &mut Cx<'_>) {
-    let sections = PemSection::all(text);
-    if sections.iter().any(|section| wanted.accepts(section)) {
-        return;
+/// Gives the first usable section of a PEM text, or reports that there is none.
+pub(super) fn check_pem(text: &str, wanted: Wanted, place: Place, cx: &mut Cx<'_>) -> Option<PemSection> {
+    let mut sections = PemSection::all(text);
+    if let Some(index) = sections.iter().position(|section| wanted.accepts(section)) {
+        return Some(sections.swap_remove(index));
     }
     let found = sections.first().map(|section| format!(", only `{}`", section.label)).unwrap_or_default();
     cx.error(place, format!("no PEM {} found{found}", wanted.noun()));
+    None
 }

@@ -1,6 +1,6 @@
 //! TLS of inbounds and of services.
 
-use super::check::{Source, Wanted, check_pem, check_unused, check_words};
+use super::check::{Source, Wanted, check_pair, check_pem, check_unused, check_words};
 use super::{CipherSuite, Curve, Need, TlsVersion};
 use crate::cx::Cx;
 use crate::json::Node;
@@ -164,10 +164,7 @@ impl InboundTls {
             (true, false) => {
                 cx.error(node.place, "no key is given for the certificate; add `key` or `key_path`")
             }
-            (true, true) => {
-                certificate.check(Wanted::Certificate, node, cx);
-                key.check(Wanted::PrivateKey, node, cx);
-            }
+            (true, true) => check_pair(&certificate, &key, node, cx),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod check;
 pub mod inbound;
+mod key_pair;
 pub mod outbound;
 
 pub(crate) use check::{Need, check_unused};

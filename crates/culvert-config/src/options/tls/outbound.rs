@@ -1,6 +1,6 @@
 //! TLS of outbounds, DNS servers and HTTP clients.
 
-use super::check::{Source, Wanted, check_unused, check_words};
+use super::check::{Source, Wanted, check_pair, check_unused, check_words};
 use super::{CipherSuite, Curve, Need, SpoofMethod, TlsVersion};
 use crate::cx::Cx;
 use crate::json::Node;
@@ -202,14 +202,16 @@ impl OutboundTls {
             inline: &self.client_key,
             path: &self.client_key_path,
         };
-        if certificate.is_given() != key.is_given() {
-            let given = if certificate.is_given() { &certificate } else { &key };
-            let place = given.keys.map(|key| node.get(key).map(|_| node.place_of(key)));
-            let place = place.into_iter().flatten().next().unwrap_or(node.place);
-            cx.error(place, "a client certificate and its key must be given together");
+        match (certificate.is_given(), key.is_given()) {
+            (false, false) => {}
+            (true, true) => check_pair(&certificate, &key, node, cx),
+            (given, _) => {
+                let place = if given { certificate.place(node) } else { key.place(node) };
+                let message = "a client certificate and its key belong together; \
+                               give both `client_certificate` and `client_key`, or their paths";
+                cx.error(place, message);
+            }
         }
-        certificate.check(Wanted::Certificate, node, cx);
-        key.check(Wanted::PrivateKey, node, cx);
     }
 
     fn check_spoof(&self, server: &str, node: &Node, cx: &mut Cx<'_>) {
