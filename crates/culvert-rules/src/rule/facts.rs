@@ -110,13 +110,13 @@ pub struct Query {
 }
 
 /// Answers kept by `evaluate` actions.
-pub trait Responses {
+pub trait Responses: Sync {
     /// The latest answer with this tag, or the latest one without a tag.
     fn response(&self, tag: Option<&str>) -> Option<&dyn Response>;
 }
 
 /// One DNS answer, as far as rules look at it.
-pub trait Response {
+pub trait Response: Sync {
     /// The addresses in it.
     fn addresses(&self) -> &[IpAddr];
     /// The response code, extended bits included.
@@ -137,7 +137,7 @@ pub enum Section {
 }
 
 /// Knows which names and addresses an outbound wants (Tailscale, WireGuard and the like).
-pub trait Preferences {
+pub trait Preferences: Sync {
     /// Whether the outbound with this tag prefers the name.
     fn prefers_domain(&self, outbound: &str, domain: &str) -> bool;
     /// Whether the outbound with this tag prefers the address.

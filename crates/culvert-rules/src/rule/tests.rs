@@ -557,6 +557,15 @@ fn address_sets_of_a_rule_set_are_found_in_all_its_rules() {
     assert_eq!(found, ["192.0.2.0/24", "10.0.0.0/8"]);
 }
 
+/// Tasks hold these across waits and share them between threads.
+#[test]
+fn facts_and_rules_can_be_shared() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Facts<'_>>();
+    shared::<(Rule, RuleSets, RuleIndex, Candidates<'_>)>();
+    shared::<(crate::sniff::StreamSniffer, crate::sniff::PacketSniffer)>();
+}
+
 /// A small generator, so that failures name a seed and nothing else.
 struct Dice(u64);
 
