@@ -402,6 +402,17 @@ macro_rules! options {
                 $crate::table::decode(self, node, cx);
             }
 
+            fn decode_item(
+                &mut self,
+                node: &$crate::json::Node,
+                _index: Option<usize>,
+                cx: &mut $crate::cx::Cx<'_>,
+            ) {
+                if !node.is_null() {
+                    self.decode(node, cx);
+                }
+            }
+
             fn encode(&self) -> $crate::json::Node {
                 $crate::table::encode(self)
             }

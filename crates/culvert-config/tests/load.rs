@@ -173,3 +173,10 @@ fn endpoints_are_found_as_inbounds_without_taking_their_tags() {
     let warnings: Vec<&str> = loaded.warnings.iter().map(|warning| &*warning.message).collect();
     assert_eq!(warnings, ["there is no inbound `gw`, did you mean `wg`?"]);
 }
+
+#[test]
+fn null_in_a_list_never_widens_a_rule() {
+    let text = r#"{"route": {"rules": [{"ip_cidr": [null], "port": [null], "network_type": null, "action": "reject"}]}}"#;
+    let found = errors(text);
+    assert_eq!(found.len(), 2, "{found:?}");
+}

@@ -43,9 +43,9 @@ pub(crate) trait OptionValue {
     /// Reads the value from `node`, which is not `null`.
     fn decode(&mut self, node: &Node, cx: &mut Cx<'_>);
 
-    /// Reads the value as item number `index` of a list, where `null` may stand for a default value.
+    /// Reads the value as item number `index` of a list. Only texts and tables take `null` there, for an empty one.
     fn decode_item(&mut self, node: &Node, _index: Option<usize>, cx: &mut Cx<'_>) {
-        if node.is_null() { self.decode_null(node, cx) } else { self.decode(node, cx) }
+        self.decode(node, cx);
     }
 
     /// Takes note of a `null`, which for most values means "absent".

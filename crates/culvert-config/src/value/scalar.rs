@@ -34,6 +34,12 @@ impl OptionValue for String {
         }
     }
 
+    fn decode_item(&mut self, node: &Node, _index: Option<usize>, cx: &mut Cx<'_>) {
+        if !node.is_null() {
+            self.decode(node, cx);
+        }
+    }
+
     fn encode(&self) -> Node {
         Node::string(self.as_str())
     }
