@@ -93,6 +93,24 @@ pub enum Decision {
         /// How it was found.
         way: Way,
     },
+    /// It goes nowhere: it is served here, as a DNS server does.
+    Serve {
+        /// Who serves it.
+        handler: Arc<dyn Handler>,
+        /// How it was found.
+        way: Way,
+    },
+}
+
+/// Serves sessions in place of an outbound.
+#[async_trait]
+pub trait Handler: Send + Sync {
+    /// What it is, for logs.
+    fn name(&self) -> &'static str;
+
+    /// Serves one session until its end. What was read early stands in front of `io` again, and the client has been told
+    /// that it is connected.
+    async fn serve(&self, session: Session, io: Io) -> EndReason;
 }
 
 /// Decides where sessions go.
@@ -179,6 +197,7 @@ impl Dispatch {
                 Connected::Packets { client, upstream } => {
                     relay::packet::Relay::new(client, upstream, ticket.flow()).await
                 }
+                Connected::Served { handler, session, io } => handler.serve(session, io).await,
             };
             ticket.flow().note_end(end);
         });
@@ -203,10 +222,11 @@ impl Dispatch {
     }
 }
 
-/// Both ends, ready to be relayed.
+/// Both ends, ready to be relayed, or one and who serves it.
 enum Connected {
     Stream { client: BoxStream, upstream: BoxStream, early: BufChain },
     Packets { client: BoxPackets, upstream: BoxPackets },
+    Served { handler: Arc<dyn Handler>, session: Session, io: Io },
 }
 
 /// Routes, dials and answers. `None` if there is nothing to relay: the client has been told and the reason logged.
@@ -220,6 +240,10 @@ async fn connect(shared: &Shared, mut incoming: Incoming, flow: &Flow) -> Option
             flow.set_way(way);
             fail(shared, incoming, flow, &error).await;
             return None;
+        }
+        Decision::Serve { handler, way } => {
+            flow.set_way(way);
+            return serve(handler, incoming, flow).await;
         }
     };
     flow.set_way(way);
@@ -243,6 +267,31 @@ async fn connect(shared: &Shared, mut incoming: Incoming, flow: &Flow) -> Option
             None
         }
     }
+}
+
+/// Gets a session ready to be served here. `None` if the client has left.
+async fn serve(handler: Arc<dyn Handler>, mut incoming: Incoming, flow: &Flow) -> Option<Connected> {
+    let session = &incoming.session;
+    info!(
+        conn = session.id.get(),
+        age_ms = flow.age().as_millis() as u64,
+        "inbound/{}: {} connection from {} to {} served by {}",
+        session.inbound,
+        session.network,
+        session.source,
+        session.target,
+        handler.name(),
+    );
+    if incoming.answer_early().await.is_err() {
+        flow.note_end(EndReason::Reset);
+        return None;
+    }
+    let Incoming { session, io, early, .. } = incoming;
+    let io = match io {
+        Io::Stream(conn) => Io::Stream(Prefixed::wrap(early, conn)),
+        packets @ Io::Packets(_) => packets,
+    };
+    Some(Connected::Served { handler, session, io })
 }
 
 /// The dial and the answer. `Ok(None)` if the client left meanwhile.

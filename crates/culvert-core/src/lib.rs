@@ -46,7 +46,7 @@ pub mod udp;
 pub use chain::Chain;
 pub use conn::{BoxStream, Half, NoBypass, Prefixed, StreamConn};
 pub use dialer::Dialer;
-pub use dispatch::{Decision, DialOutcome, Dispatch, Incoming, Io, Reply, Router};
+pub use dispatch::{Decision, DialOutcome, Dispatch, Handler, Incoming, Io, Reply, Router};
 pub use flow::{EndReason, Flow, Flows};
 pub use handshake::Handshake;
 pub use inbound::{Inbound, ServeError, StartError, StreamServer};

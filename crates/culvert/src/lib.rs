@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+mod dns;
+pub mod groups;
 pub mod instance;
 pub mod log;
 mod router;

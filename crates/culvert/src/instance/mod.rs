@@ -12,13 +12,17 @@ use std::sync::Arc;
 
 use culvert_config::Options;
 use culvert_core::handshake::{Handshakes, Limits};
-use culvert_core::{Dispatch, Flows, Inbound, Resolver, StartError, Tag, timeouts};
+use culvert_core::{Dispatch, Flows, Inbound, StartError, Tag, timeouts};
 use culvert_protocols::table::{InboundCx, Protocol};
 use thiserror::Error;
 use tokio::task::JoinSet;
 
-use crate::router::Router;
+use crate::dns::{self, Dns};
+use crate::groups::{Groups, History, Member};
+use crate::router::{Router, RuleSetStore};
 pub use errors::BuildErrors;
+use outbounds::Around;
+pub(crate) use outbounds::with_defaults;
 
 /// Why a configuration does not run.
 #[derive(Debug, Error)]
@@ -35,6 +39,10 @@ pub enum InstanceError {
 pub struct Instance {
     inbounds: Vec<BuiltInbound>,
     dispatch: Dispatch,
+    groups: Groups,
+    rule_sets: Arc<RuleSetStore>,
+    /// Kept here: those who ask it do not count themselves.
+    _dns: Arc<Dns>,
     /// Sweeps, and whatever else lives as long as the instance.
     background: JoinSet<()>,
 }
@@ -53,18 +61,15 @@ impl Instance {
     pub fn build(options: &Options, open_files: u64) -> Result<Self, BuildErrors> {
         let mut errors = BuildErrors::default();
         unbuilt_sections(options, &mut errors);
-        let resolver: Arc<dyn Resolver> = culvert_dns::system();
-        let outbounds = outbounds::build(&options.outbounds, &options.route, &resolver, &mut errors);
         let inbounds = build_inbounds(options, &mut errors);
-        let Some(outbounds) = outbounds else { return Err(errors) };
-        let router = Router::new(&options.route, outbounds.by_tag, outbounds.default, &mut errors);
+        let parts = Parts::build(options, &mut errors);
+        let Some(Parts { router, groups, rule_sets, dns, flows }) = parts else { return Err(errors) };
         if !errors.is_empty() {
             return Err(errors);
         }
-        let dispatch =
-            Dispatch::new(Flows::new(), Handshakes::new(Limits::default()), connections(open_files));
+        let dispatch = Dispatch::new(flows, Handshakes::new(Limits::default()), connections(open_files));
         dispatch.set_router(Arc::new(router));
-        Ok(Self { inbounds, dispatch, background: JoinSet::new() })
+        Ok(Self { inbounds, dispatch, groups, rule_sets, _dns: dns, background: JoinSet::new() })
     }
 
     /// Opens all sockets. If one cannot be opened, those that were are closed again.
@@ -75,6 +80,10 @@ impl Instance {
         let (flows, handshakes) = (Arc::clone(self.dispatch.flows()), Arc::clone(self.dispatch.handshakes()));
         self.background.spawn(async move { flows.sweep(give_memory_back).await });
         self.background.spawn(async move { handshakes.sweep().await });
+        self.background.spawn(Arc::clone(&self.rule_sets).watch());
+        for group in self.groups.iter() {
+            self.background.spawn(Arc::clone(group).run());
+        }
         let servers: HashMap<&str, _> = self
             .inbounds
             .iter()
@@ -109,6 +118,12 @@ impl Instance {
             .collect()
     }
 
+    /// The groups of outbounds, to be asked and chosen from.
+    #[must_use]
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
     /// The table of live flows.
     #[must_use]
     pub fn flows(&self) -> &Arc<Flows> {
@@ -125,6 +140,48 @@ impl Instance {
         for built in &self.inbounds {
             built.inbound.close().await;
         }
+    }
+}
+
+/// What decides, and what it decides between.
+pub(crate) struct Parts {
+    pub(crate) router: Router,
+    groups: Groups,
+    rule_sets: Arc<RuleSetStore>,
+    dns: Arc<Dns>,
+    flows: Arc<Flows>,
+}
+
+impl Parts {
+    /// Makes all of it. `None` if the default outbound could not be built.
+    pub(crate) fn build(options: &Options, errors: &mut BuildErrors) -> Option<Self> {
+        let (flows, history) = (Flows::new(), Arc::new(History::default()));
+        let names = dns::names(options);
+        let store = culvert_tls::Store::new(culvert_tls::options::store(&options.certificate));
+        let around =
+            Around { route: &options.route, names: &names, flows: &flows, store: &store, history: &history };
+        let outbounds = outbounds::build(&options.outbounds, around, errors);
+        let rule_sets = Arc::new(RuleSetStore::build(&options.route.rule_set, errors));
+        let outbounds = outbounds?;
+        let dns = Arc::new(dns::build(options, &outbounds.by_tag, &names, &rule_sets, errors));
+        names.set(&dns);
+        let groups = Groups::new(outbounds.by_tag.values().filter_map(|member| match member {
+            Member::Group(group) => Some(Arc::clone(group)),
+            Member::Outbound(_) => None,
+        }));
+        for group in groups.iter() {
+            // Not counted, as servers may dial through the group.
+            let dns = Arc::downgrade(&dns);
+            group.on_change(move || {
+                if let Some(dns) = dns.upgrade() {
+                    dns.reconnect();
+                }
+            });
+        }
+        let (by_tag, default) = (outbounds.by_tag, outbounds.default);
+        let (servers, sets) = (Arc::clone(&dns), Arc::clone(&rule_sets));
+        let router = Router::new(&options.route, by_tag, default, servers, sets, errors);
+        Some(Self { router, groups, rule_sets, dns, flows })
     }
 }
 
@@ -164,10 +221,7 @@ fn build_inbounds(options: &Options, errors: &mut BuildErrors) -> Vec<BuiltInbou
 fn unbuilt_sections(options: &Options, errors: &mut BuildErrors) {
     let (route, experimental) = (&options.route, &options.experimental);
     let sections = [
-        ("dns.servers", !options.dns.servers.is_empty()),
-        ("dns.rules", !options.dns.rules.is_empty()),
         ("ntp", options.ntp.enabled),
-        ("route.rule_set", !route.rule_set.is_empty()),
         ("route.find_process", route.find_process),
         ("route.find_neighbor", route.find_neighbor),
         ("route.auto_detect_interface", route.auto_detect_interface),

@@ -6,32 +6,45 @@ use std::sync::Arc;
 use culvert_config::Tagged;
 use culvert_config::options::dial::DialOptions;
 use culvert_config::options::outbound::OutboundKind;
+use culvert_config::options::outbound::group::{SelectorOutbound, UrlTestOutbound};
 use culvert_config::options::route::RouteOptions;
-use culvert_config::value::Mark;
-use culvert_core::{Outbound, Resolver, Tag};
+use culvert_config::value::{Mark, OutboundTag};
+use culvert_core::{Flows, Tag};
 use culvert_protocols::fields::dial::dialer;
 use culvert_protocols::table::{OutboundCx, OutboundEntry, Protocol};
 
 use super::BuildErrors;
+use crate::dns::Names;
+use crate::groups::{Group, History, Member, Probe, UrlTest};
+
+/// What outbounds are built with.
+pub(super) struct Around<'a> {
+    pub(super) route: &'a RouteOptions,
+    pub(super) names: &'a Names,
+    pub(super) flows: &'a Arc<Flows>,
+    /// Whom to trust where a URL test uses TLS.
+    pub(super) store: &'a Arc<culvert_tls::Store>,
+    pub(super) history: &'a Arc<History>,
+}
 
 /// All outbounds of a configuration.
 pub(super) struct Outbounds {
-    pub(super) by_tag: HashMap<String, Arc<dyn Outbound>>,
+    pub(super) by_tag: HashMap<String, Member>,
     /// Where connections go that no rule sends elsewhere.
-    pub(super) default: Arc<dyn Outbound>,
+    pub(super) default: Member,
 }
 
 /// Builds all of them. `None` if the default one could not be built.
 pub(super) fn build(
     options: &[Tagged<OutboundKind>],
-    route: &RouteOptions,
-    resolver: &Arc<dyn Resolver>,
+    around: Around<'_>,
     errors: &mut BuildErrors,
 ) -> Option<Outbounds> {
     // Without outbounds there is a direct one.
     let implied = [Tagged { tag: "direct".to_owned(), kind: OutboundKind::Direct(Box::default()) }];
     let options = if options.is_empty() { &implied[..] } else { options };
-    let mut builder = Builder { options, route, resolver, errors, built: HashMap::new() };
+    let route = around.route;
+    let mut builder = Builder { options, around, errors, built: HashMap::new() };
     for index in 0..options.len() {
         builder.build(index);
     }
@@ -43,16 +56,15 @@ pub(super) fn build(
 
 struct Builder<'a> {
     options: &'a [Tagged<OutboundKind>],
-    route: &'a RouteOptions,
-    resolver: &'a Arc<dyn Resolver>,
+    around: Around<'a>,
     errors: &'a mut BuildErrors,
     /// By position. `None`: being built, or impossible.
-    built: HashMap<usize, Option<Arc<dyn Outbound>>>,
+    built: HashMap<usize, Option<Member>>,
 }
 
 impl Builder<'_> {
     /// The outbound at this position, built if it is not yet.
-    fn build(&mut self, index: usize) -> Option<Arc<dyn Outbound>> {
+    fn build(&mut self, index: usize) -> Option<Member> {
         if let Some(built) = self.built.get(&index) {
             return built.clone();
         }
@@ -63,9 +75,14 @@ impl Builder<'_> {
         outbound
     }
 
-    fn make(&mut self, index: usize) -> Option<Arc<dyn Outbound>> {
+    fn make(&mut self, index: usize) -> Option<Member> {
         let one = &self.options[index];
         let (kind, place) = (one.kind.name(), format!("outbounds[{index}] \"{}\"", one.tag));
+        match &one.kind {
+            OutboundKind::Selector(options) => return self.selector(&one.tag, options, &place),
+            OutboundKind::UrlTest(options) => return self.url_test(&one.tag, options, &place),
+            _ => {}
+        }
         let Some(entry) = Protocol::find(kind).and_then(|protocol| protocol.outbound.as_ref()) else {
             self.errors.not_built(format!("outbound type `{kind}` ({place})"));
             return None;
@@ -73,41 +90,87 @@ impl Builder<'_> {
         let dial = self.dial_fields(entry, &one.kind);
         let detour = match dial.detour.get() {
             None => None,
-            Some(tag) => Some(self.by_tag(tag, &place)?),
+            Some(tag) => Some(self.by_tag(tag, &place)?.outbound()),
         };
         // A direct outbound's datagrams are the clients' own and may be of any size.
         let udp_fragment = kind == "direct";
-        let made = dialer(&dial, udp_fragment, Arc::clone(self.resolver), detour).and_then(|dialer| {
+        let resolver = self.around.names.resolver(dial.domain_resolver.as_ref());
+        let made = dialer(&dial, udp_fragment, resolver, detour).and_then(|dialer| {
             let cx = OutboundCx { tag: Tag::new(kind, one.tag.as_str()), dialer };
             (entry.build)(&one.kind, cx)
         });
-        made.map_err(|error| self.errors.invalid(place, error)).ok()
+        made.map_err(|error| self.errors.invalid(place, error)).ok().map(Member::Outbound)
+    }
+
+    fn selector(&mut self, tag: &str, options: &SelectorOutbound, place: &str) -> Option<Member> {
+        let members = self.members(&options.outbounds, place)?;
+        let default = options.default.get();
+        let chosen = default.and_then(|tag| members.iter().position(|member| *member.tag().name == *tag));
+        let (tag, flows) = (Tag::new("selector", tag), Arc::clone(self.around.flows));
+        let interrupt = options.interrupt_exist_connections;
+        Some(Member::Group(Arc::new(Group::selector(tag, members, chosen.unwrap_or(0), interrupt, flows))))
+    }
+
+    fn url_test(&mut self, tag: &str, options: &UrlTestOutbound, place: &str) -> Option<Member> {
+        let members = self.members(&options.outbounds, place)?;
+        let probe = match Probe::new(&options.url, self.around.store) {
+            Ok(probe) => probe,
+            Err(error) => {
+                self.errors.invalid(place, culvert_core::Chain(&error));
+                return None;
+            }
+        };
+        let test = UrlTest::new(
+            probe,
+            options.interval.or(UrlTestOutbound::DEFAULT_INTERVAL),
+            options.idle_timeout.or(UrlTestOutbound::DEFAULT_IDLE_TIMEOUT),
+            if options.tolerance == 0 { TOLERANCE } else { options.tolerance },
+            Arc::clone(self.around.history),
+        );
+        let (tag, flows) = (Tag::new("urltest", tag), Arc::clone(self.around.flows));
+        let interrupt = options.interrupt_exist_connections;
+        Some(Member::Group(Arc::new(Group::url_test(tag, members, test, interrupt, flows))))
+    }
+
+    /// All of them, or `None` if one cannot be built.
+    fn members(&mut self, tags: &[OutboundTag], place: &str) -> Option<Vec<Member>> {
+        tags.iter().map(|tag| self.by_tag(tag.as_str(), place)).collect()
     }
 
     /// The dial fields, with what `route` says for all outbounds where they say nothing.
     fn dial_fields(&self, entry: &OutboundEntry, kind: &OutboundKind) -> DialOptions {
-        let mut dial = (entry.dial)(kind).cloned().unwrap_or_default();
-        if dial.bind_interface.is_empty() {
-            dial.bind_interface.clone_from(&self.route.default_interface);
-        }
-        if dial.routing_mark == Mark::default() {
-            dial.routing_mark = self.route.default_mark;
-        }
-        dial
+        with_defaults((entry.dial)(kind).cloned().unwrap_or_default(), self.around.route)
     }
 
-    fn by_tag(&mut self, tag: &str, place: &str) -> Option<Arc<dyn Outbound>> {
+    fn by_tag(&mut self, tag: &str, place: &str) -> Option<Member> {
         match self.options.iter().position(|one| one.tag == tag) {
             Some(index) => self.build(index),
             None => {
-                self.errors.invalid(place, format!("detour `{tag}` does not exist"));
+                self.errors.invalid(place, format!("outbound `{tag}` does not exist"));
                 None
             }
         }
     }
 
-    fn finish(self) -> HashMap<String, Arc<dyn Outbound>> {
+    fn finish(self) -> HashMap<String, Member> {
         let built = self.built.into_iter();
         built.filter_map(|(index, outbound)| Some((self.options[index].tag.clone(), outbound?))).collect()
     }
+}
+
+/// How much better another member must be when nothing is said, in milliseconds (sing-box 1.14.4).
+const TOLERANCE: u16 = 50;
+
+/// Dial fields with what `route` says for all sockets where they say nothing.
+pub(crate) fn with_defaults(mut dial: DialOptions, route: &RouteOptions) -> DialOptions {
+    if dial.bind_interface.is_empty() {
+        dial.bind_interface.clone_from(&route.default_interface);
+    }
+    if dial.routing_mark == Mark::default() {
+        dial.routing_mark = route.default_mark;
+    }
+    if dial.domain_resolver.is_none() {
+        dial.domain_resolver.clone_from(&route.default_domain_resolver);
+    }
+    dial
 }

@@ -1,108 +1,217 @@
 //! The router: asks the rules of the configuration in order and names the outbound.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`rule`] | a rule: conditions, made ready, and its action |
+//! | [`condition`] | conditions of route rules, DNS rules and rule-sets in the matcher's words |
+//! | [`rule_sets`] | the rule-sets, read again when their files change |
+//! | [`sniff`] | the action of that name |
+//! | [`redirect`] | an outbound that dials something else than the client named |
 
-mod rule;
+pub(crate) mod condition;
+mod redirect;
+pub(crate) mod rule;
+mod rule_sets;
 mod sniff;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use culvert_config::options::route::RouteOptions;
 use culvert_core::flow::Way;
-use culvert_core::{Decision, DialError, Incoming, Network, Outbound, Session};
+use culvert_core::{Decision, DialError, Handler, Incoming, Network, Session};
 use culvert_rules::rule::{Facts, Network as RuleNetwork, RuleSets};
+use culvert_wire::{Domain, Host, Target};
 
+use crate::dns::Dns;
+use crate::groups::Member;
 use crate::instance::BuildErrors;
+use redirect::Redirected;
+pub(crate) use rule::Refusal;
 use rule::{Action, Options, Rule};
+pub(crate) use rule_sets::RuleSetStore;
 
 /// The rules and the outbounds they name.
 pub(crate) struct Router {
     rules: Vec<Rule>,
-    outbounds: HashMap<String, Arc<dyn Outbound>>,
-    default: Arc<dyn Outbound>,
-    rule_sets: RuleSets,
+    outbounds: HashMap<String, Member>,
+    default: Member,
+    dns: Arc<Dns>,
+    hijack: Arc<dyn Handler>,
+    rule_sets: Arc<RuleSetStore>,
 }
 
 impl Router {
     /// Builds the rules. What is not built yet or invalid is noted in `errors`.
     pub(crate) fn new(
         options: &RouteOptions,
-        outbounds: HashMap<String, Arc<dyn Outbound>>,
-        default: Arc<dyn Outbound>,
+        outbounds: HashMap<String, Member>,
+        default: Member,
+        dns: Arc<Dns>,
+        rule_sets: Arc<RuleSetStore>,
         errors: &mut BuildErrors,
     ) -> Self {
-        let rules = options.rules.iter().enumerate();
-        let rules = rules
-            .filter_map(|(index, one)| {
-                rule::build(&one.condition, &one.action, &format!("route.rules[{index}]"), errors)
-            })
-            .collect();
-        Self { rules, outbounds, default, rule_sets: RuleSets::default() }
+        let mut rules = Vec::with_capacity(options.rules.len());
+        for (index, one) in options.rules.iter().enumerate() {
+            let place = format!("route.rules[{index}]");
+            rules.extend(rule::build(&one.condition, &one.action, &place, &dns, &rule_sets, errors));
+        }
+        let hijack = dns.handler();
+        Self { rules, outbounds, default, dns, hijack, rule_sets }
     }
 
-    fn dial(&self, outbound: &Arc<dyn Outbound>, rule: Arc<str>, options: Options) -> Decision {
-        let way = Way { rule, chain: vec![Arc::clone(&outbound.tag().name)] };
-        Decision::Dial { outbound: Arc::clone(outbound), way, udp_idle: options.udp_timeout }
+    /// The decision, with `watch` looking on. The data path looks on with `()`, which the compiler removes.
+    async fn judge(&self, incoming: &mut Incoming, watch: &mut impl Watch) -> Decision {
+        let rule_sets = self.rule_sets.snapshot();
+        let mut journey = Journey::begin(&incoming.session.target);
+        if let Err(error) = self.name_destination(&mut incoming.session, &mut journey) {
+            return Decision::Refuse { error, way: Way { rule: "fakeip".into(), chain: Vec::new() } };
+        }
+        for (index, rule) in self.rules.iter().enumerate() {
+            if !watch.judge(index, rule, &journey.facts(&incoming.session), &rule_sets) {
+                continue;
+            }
+            match &rule.action {
+                Action::SetOptions(options) => journey.set(options, &mut incoming.session),
+                Action::Sniff(settings) => {
+                    // Only the first one on a connection looks (sing-box 1.14.4).
+                    if !std::mem::replace(&mut journey.sniffed, true) {
+                        sniff::sniff(incoming, settings).await;
+                    }
+                }
+                Action::Resolve(lookup) => {
+                    let Host::Domain(name) = &incoming.session.target.host else { continue };
+                    let found = lookup.scope.lookup(name, lookup.strategy, &incoming.session).await;
+                    match found {
+                        Ok(addresses) => journey.addresses = addresses,
+                        Err(source) => {
+                            let error = DialError::Resolve { name: name.clone(), source };
+                            return refuse(&rule.text, error);
+                        }
+                    }
+                }
+                Action::Route { outbound, options } => {
+                    journey.set(options, &mut incoming.session);
+                    return match self.outbounds.get(outbound) {
+                        Some(member) => self.dial(member, &rule.text, journey, &incoming.session),
+                        None => refuse(&rule.text, DialError::UnknownOutbound(outbound.clone())),
+                    };
+                }
+                Action::HijackDns => {
+                    let way = Way { rule: Arc::clone(&rule.text), chain: Vec::new() };
+                    return Decision::Serve { handler: Arc::clone(&self.hijack), way };
+                }
+                Action::Reject(refusal) if refusal.drops() => {
+                    return refuse(&rule.text, DialError::Dropped("rule"));
+                }
+                Action::Reject(_) => return refuse(&rule.text, DialError::Rejected("rule")),
+            }
+        }
+        self.dial(&self.default, &"final".into(), journey, &incoming.session)
+    }
+
+    /// Finds the name behind an address: a fake one's is dialled in its place, any other's is known to the rules.
+    fn name_destination(&self, session: &mut Session, journey: &mut Journey) -> Result<(), DialError> {
+        let Some(ip) = session.target.host.ip() else { return Ok(()) };
+        match self.dns.name_of(ip) {
+            Ok(None) => {}
+            Ok(Some(name)) if self.dns.is_fake(ip) => session.target.host = Host::Domain(name),
+            Ok(Some(name)) => journey.name = Some(name),
+            Err(reason) => return Err(DialError::Target { target: session.target.clone(), reason }),
+        }
+        Ok(())
+    }
+
+    fn dial(&self, member: &Member, rule: &Arc<str>, journey: Journey, session: &Session) -> Decision {
+        let Some(picked) = member.pick(session.network) else {
+            return refuse(rule, DialError::Network(session.network));
+        };
+        let way = Way { rule: Arc::clone(rule), chain: picked.chain };
+        let udp_idle = journey.udp_timeout;
+        let outbound = Redirected::wrap(picked.outbound, journey, session, &self.dns);
+        Decision::Dial { outbound, way, udp_idle }
     }
 }
 
 #[async_trait]
 impl culvert_core::Router for Router {
     async fn decide(&self, incoming: &mut Incoming) -> Decision {
-        let mut options = Options::default();
-        for rule in &self.rules {
-            if !rule.matcher.matches(&facts(&incoming.session), &self.rule_sets) {
-                continue;
-            }
-            match &rule.action {
-                Action::SetOptions(more) => options.merge(more),
-                Action::Sniff(settings) => sniff::sniff(incoming, settings).await,
-                Action::Route { outbound, options: more } => {
-                    options.merge(more);
-                    options.apply(&mut incoming.session);
-                    return match self.outbounds.get(outbound) {
-                        Some(outbound) => self.dial(outbound, Arc::clone(&rule.text), options),
-                        None => refuse(rule, DialError::UnknownOutbound(outbound.clone())),
-                    };
-                }
-                Action::Reject(refusal) if refusal.drops() => {
-                    return refuse(rule, DialError::Dropped("rule"));
-                }
-                Action::Reject(_) => return refuse(rule, DialError::Rejected("rule")),
-            }
-        }
-        options.apply(&mut incoming.session);
-        self.dial(&self.default, "final".into(), options)
+        self.judge(incoming, &mut ()).await
     }
 }
 
-fn refuse(rule: &Rule, error: DialError) -> Decision {
-    Decision::Refuse { error, way: Way { rule: Arc::clone(&rule.text), chain: Vec::new() } }
+fn refuse(rule: &Arc<str>, error: DialError) -> Decision {
+    Decision::Refuse { error, way: Way { rule: Arc::clone(rule), chain: Vec::new() } }
 }
 
-impl Options {
-    /// What a later rule sets counts more.
-    fn merge(&mut self, later: &Self) {
-        let Self { override_host, override_port, udp_timeout } = later.clone();
-        self.override_host = override_host.or(self.override_host.take());
-        self.override_port = override_port.or(self.override_port);
-        self.udp_timeout = udp_timeout.or(self.udp_timeout);
+/// Judges rules, and may tell what it sees.
+trait Watch: Send {
+    fn judge(&mut self, index: usize, rule: &Rule, facts: &Facts<'_>, sets: &RuleSets) -> bool;
+}
+
+impl Watch for () {
+    fn judge(&mut self, _: usize, rule: &Rule, facts: &Facts<'_>, sets: &RuleSets) -> bool {
+        rule.matcher.matches(facts, sets)
+    }
+}
+
+/// What the rules have found out and set so far.
+struct Journey {
+    /// The target as the client named it.
+    asked: Target,
+    /// The name behind an address, from an answer given before.
+    name: Option<Domain>,
+    /// What `resolve` found for a destination that is a name.
+    addresses: Vec<IpAddr>,
+    sniffed: bool,
+    udp_timeout: Option<Duration>,
+    keep_peers: bool,
+}
+
+impl Journey {
+    fn begin(target: &Target) -> Self {
+        let (name, addresses) = (None, Vec::new());
+        Self { asked: target.clone(), name, addresses, sniffed: false, udp_timeout: None, keep_peers: false }
     }
 
-    fn apply(&self, session: &mut Session) {
-        if let Some(host) = &self.override_host {
+    /// Sets options; what a later rule sets counts more.
+    fn set(&mut self, options: &Options, session: &mut Session) {
+        if let Some(host) = &options.override_host {
             session.target.host = host.clone();
+            self.addresses.clear();
         }
-        if let Some(port) = self.override_port {
+        if let Some(port) = options.override_port {
             session.target.port = port;
         }
+        self.udp_timeout = options.udp_timeout.or(self.udp_timeout);
+        self.keep_peers |= options.keep_peers;
+    }
+
+    /// What rules look at.
+    fn facts<'a>(&'a self, session: &'a Session) -> Facts<'a> {
+        let sniffed = session.sniffed.as_ref();
+        let sniffed_domain = sniffed.and_then(|sniffed| sniffed.domain.as_ref());
+        Facts {
+            protocol: sniffed.map(|sniffed| sniffed.protocol),
+            client: sniffed.and_then(|sniffed| sniffed.client.as_deref()),
+            // What a client really asks for weighs more than what its resolver made of it.
+            domain: sniffed_domain
+                .or(self.name.as_ref())
+                .or(session.target.host.domain())
+                .map(Domain::as_str),
+            destination: session.target.host.ip(),
+            addresses: &self.addresses,
+            port: session.target.port,
+            ..session_facts(session)
+        }
     }
 }
 
-/// What rules look at.
-fn facts(session: &Session) -> Facts<'_> {
-    let sniffed = session.sniffed.as_ref();
-    let sniffed_domain = sniffed.and_then(|sniffed| sniffed.domain.as_ref());
+/// The facts that do not change on the way.
+pub(crate) fn session_facts(session: &Session) -> Facts<'_> {
     Facts {
         network: Some(match session.network {
             Network::Tcp => RuleNetwork::Tcp,
@@ -110,11 +219,6 @@ fn facts(session: &Session) -> Facts<'_> {
         }),
         inbound: &session.inbound.name,
         user: session.user.as_deref(),
-        protocol: sniffed.map(|sniffed| sniffed.protocol),
-        client: sniffed.and_then(|sniffed| sniffed.client.as_deref()),
-        domain: session.target.host.domain().or(sniffed_domain).map(culvert_wire::Domain::as_str),
-        destination: session.target.host.ip(),
-        port: session.target.port,
         source: Some(session.source.ip()),
         source_port: session.source.port(),
         ..Facts::default()

@@ -3,18 +3,19 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use culvert_config::options::dial::InterfaceType;
 use culvert_config::options::rule::{
-    Condition, LogicalMode, Reject, RejectMethod, RouteAction, RouteActionOptions, RouteMatch,
+    Condition, RejectMethod, Resolve, RouteAction, RouteActionOptions, RouteMatch,
 };
-use culvert_config::value::{Cidr, List};
-use culvert_rules::rule::{
-    self as rules, DefaultRule, IpVersion, LogicalRule, Mode, NetworkType, RuleOptions,
-};
+use culvert_core::Strategy;
+use culvert_protocols::fields::dial::strategy;
+use culvert_rules::rule as rules;
 use culvert_wire::Host;
 use tokio::time::Instant;
 
+use super::RuleSetStore;
+use super::condition::{Conditions, rule_options, unbuilt};
 use super::sniff::Settings;
+use crate::dns::{Dns, QueryChanges, Scope};
 use crate::instance::BuildErrors;
 
 /// A rule and what happens to what it matches.
@@ -33,8 +34,18 @@ pub(super) enum Action {
     SetOptions(Options),
     /// The first bytes are looked at, and the next rule is asked.
     Sniff(Settings),
+    /// The addresses of the destination are looked up, and the next rule is asked.
+    Resolve(Lookup),
+    /// Is answered by the DNS servers of the configuration.
+    HijackDns,
     /// Is refused.
     Reject(Refusal),
+}
+
+/// How a destination is looked up.
+pub(super) struct Lookup {
+    pub(super) scope: Scope,
+    pub(super) strategy: Strategy,
 }
 
 /// Options that a rule sets for the connections it matches.
@@ -43,6 +54,8 @@ pub(super) struct Options {
     pub(super) override_host: Option<Host>,
     pub(super) override_port: Option<u16>,
     pub(super) udp_timeout: Option<Duration>,
+    /// Datagrams come from the address that was dialled, not from what the client asked for.
+    pub(super) keep_peers: bool,
 }
 
 /// Builds one rule; `place` is its path in the configuration. `None` if something of it is not built yet, which is
@@ -51,137 +64,39 @@ pub(super) fn build(
     condition: &Condition<RouteMatch>,
     action: &RouteAction,
     place: &str,
+    dns: &Dns,
+    rule_sets: &RuleSetStore,
     errors: &mut BuildErrors,
 ) -> Option<Rule> {
     let before = errors.len();
-    let options = conditions(condition, place, errors);
-    let action = build_action(action, place, errors);
+    let matcher = matcher(condition, place, rule_sets, errors);
+    let action = build_action(action, place, dns, errors);
     if errors.len() > before {
         return None;
     }
-    match rules::Rule::new(options, &mut |_| None) {
-        Ok(matcher) => {
-            let action = action?;
-            let text = format!("{matcher} => {action}").into();
-            Some(Rule { matcher, action, text })
-        }
-        Err(error) => {
-            errors.invalid(place, error);
-            None
-        }
-    }
+    let (matcher, action) = (matcher?, action?);
+    let text = format!("{matcher} => {action}").into();
+    Some(Rule { matcher, action, text })
 }
 
-fn conditions(condition: &Condition<RouteMatch>, place: &str, errors: &mut BuildErrors) -> RuleOptions {
-    match condition {
-        Condition::Fields(fields) => default_rule(fields, place, errors).into(),
-        Condition::Logical(logical) => {
-            let mode = match logical.mode {
-                LogicalMode::And => Mode::And,
-                LogicalMode::Or => Mode::Or,
-            };
-            let rules = logical.rules.iter().map(|part| conditions(part, place, errors)).collect();
-            LogicalRule { mode, rules, invert: logical.invert }.into()
-        }
+/// Builds the conditions of a rule at `place`; `None` if they cannot be, which is then noted in `errors`.
+pub(crate) fn matcher<M: Conditions>(
+    condition: &Condition<M>,
+    place: &str,
+    rule_sets: &RuleSetStore,
+    errors: &mut BuildErrors,
+) -> Option<rules::Rule> {
+    let options = rule_options(condition);
+    let keys = unbuilt(&options);
+    for key in &keys {
+        errors.not_built(format!("rule item `{key}` in {place}"));
     }
+    let built = rules::Rule::new(options, &mut |tag| rule_sets.id(tag));
+    let built = built.map_err(|error| errors.invalid(place, error)).ok();
+    built.filter(|_| keys.is_empty())
 }
 
-fn default_rule(fields: &RouteMatch, place: &str, errors: &mut BuildErrors) -> DefaultRule {
-    for (key, used) in unbuilt(fields) {
-        if used {
-            errors.not_built(format!("rule item `{key}` in {place}"));
-        }
-    }
-    let texts = |list: &List<String>| list.0.clone();
-    let cidrs = |list: &List<Cidr>| list.0.iter().map(|cidr| cidr.prefix.to_string()).collect();
-    DefaultRule {
-        inbound: fields.inbound.0.iter().map(|tag| tag.0.clone()).collect(),
-        ip_version: match fields.ip_version {
-            4 => Some(IpVersion::V4),
-            6 => Some(IpVersion::V6),
-            _ => None,
-        },
-        network: texts(&fields.network),
-        auth_user: texts(&fields.auth_user),
-        protocol: texts(&fields.protocol),
-        client: texts(&fields.client),
-        domain: texts(&fields.domain),
-        domain_suffix: texts(&fields.domain_suffix),
-        domain_keyword: texts(&fields.domain_keyword),
-        domain_regex: fields.domain_regex.0.iter().map(|pattern| pattern.as_str().to_owned()).collect(),
-        source_ip_cidr: cidrs(&fields.source_ip_cidr),
-        source_ip_is_private: fields.source_ip_is_private,
-        ip_cidr: cidrs(&fields.ip_cidr),
-        ip_is_private: fields.ip_is_private,
-        source_port: fields.source_port.0.clone(),
-        source_port_range: fields.source_port_range.0.iter().map(ToString::to_string).collect(),
-        port: fields.port.0.clone(),
-        port_range: fields.port_range.0.iter().map(ToString::to_string).collect(),
-        process_name: texts(&fields.process_name),
-        process_path: texts(&fields.process_path),
-        process_path_regex: fields
-            .process_path_regex
-            .0
-            .iter()
-            .map(|pattern| pattern.as_str().to_owned())
-            .collect(),
-        package_name: texts(&fields.package_name),
-        user: texts(&fields.user),
-        user_id: fields.user_id.0.iter().map(|id| i64::from(*id)).collect(),
-        clash_mode: Some(fields.clash_mode.clone()).filter(|mode| !mode.is_empty()),
-        network_type: fields.network_type.0.iter().map(network_type).collect(),
-        network_is_expensive: fields.network_is_expensive,
-        network_is_constrained: fields.network_is_constrained,
-        wifi_ssid: texts(&fields.wifi_ssid),
-        wifi_bssid: texts(&fields.wifi_bssid),
-        source_mac_address: texts(&fields.source_mac_address),
-        source_hostname: texts(&fields.source_hostname),
-        rule_set: fields.rule_set.0.iter().map(|tag| tag.0.clone()).collect(),
-        rule_set_ip_cidr_match_source: fields.rule_set_ip_cidr_match_source,
-        invert: fields.invert,
-        ..DefaultRule::default()
-    }
-}
-
-/// Items whose facts nobody finds yet. Such a rule would silently never match, so it is refused instead.
-fn unbuilt(fields: &RouteMatch) -> [(&'static str, bool); 19] {
-    [
-        ("process_name", !fields.process_name.0.is_empty()),
-        ("process_path", !fields.process_path.0.is_empty()),
-        ("process_path_regex", !fields.process_path_regex.0.is_empty()),
-        ("package_name", !fields.package_name.0.is_empty()),
-        ("package_name_regex", !fields.package_name_regex.0.is_empty()),
-        ("user", !fields.user.0.is_empty()),
-        ("user_id", !fields.user_id.0.is_empty()),
-        ("network_type", !fields.network_type.0.is_empty()),
-        ("network_is_expensive", fields.network_is_expensive),
-        ("network_is_constrained", fields.network_is_constrained),
-        ("wifi_ssid", !fields.wifi_ssid.0.is_empty()),
-        ("wifi_bssid", !fields.wifi_bssid.0.is_empty()),
-        ("interface_address", !fields.interface_address.0.is_empty()),
-        ("network_interface_address", !fields.network_interface_address.0.is_empty()),
-        ("default_interface_address", !fields.default_interface_address.0.is_empty()),
-        ("source_mac_address", !fields.source_mac_address.0.is_empty()),
-        ("source_hostname", !fields.source_hostname.0.is_empty()),
-        ("preferred_by", !fields.preferred_by.0.is_empty()),
-        ("rule_set", !fields.rule_set.0.is_empty()),
-    ]
-}
-
-fn network_type(kind: &InterfaceType) -> NetworkType {
-    match kind {
-        InterfaceType::Wifi => NetworkType::Wifi,
-        InterfaceType::Cellular => NetworkType::Cellular,
-        InterfaceType::Ethernet => NetworkType::Ethernet,
-        InterfaceType::Other => NetworkType::Other,
-    }
-}
-
-fn build_action(action: &RouteAction, place: &str, errors: &mut BuildErrors) -> Option<Action> {
-    let not_built = |errors: &mut BuildErrors| {
-        errors.not_built(format!("rule action `{}` in {place}", action.name()));
-        None
-    };
+fn build_action(action: &RouteAction, place: &str, dns: &Dns, errors: &mut BuildErrors) -> Option<Action> {
     match action {
         RouteAction::Route(to) => {
             let options = route_options(&to.options, place, errors)?;
@@ -196,9 +111,27 @@ fn build_action(action: &RouteAction, place: &str, errors: &mut BuildErrors) -> 
                 None => Action::SetOptions(Options::default()),
             })
         }
-        RouteAction::Reject(reject) => Some(Action::Reject(Refusal::new(reject))),
+        RouteAction::Reject(reject) => Some(Action::Reject(Refusal::new(reject.method, reject.no_drop))),
         RouteAction::Sniff(sniff) => Some(Action::Sniff(Settings::new(sniff))),
-        RouteAction::HijackDns(_) | RouteAction::Resolve(_) => not_built(errors),
+        RouteAction::Resolve(options) => {
+            let strategy = strategy(options.strategy);
+            let scope = dns.scope(options.server.get(), &QueryChanges::from(&**options));
+            Some(Action::Resolve(Lookup { scope, strategy }))
+        }
+        RouteAction::HijackDns(_) => Some(Action::HijackDns),
+    }
+}
+
+impl From<&Resolve> for QueryChanges {
+    fn from(options: &Resolve) -> Self {
+        Self {
+            timeout: options.timeout.get(),
+            disable_cache: options.disable_cache,
+            disable_optimistic_cache: options.disable_optimistic_cache,
+            rewrite_ttl: options.rewrite_ttl,
+            client_subnet: options.client_subnet.as_ref().map(Self::subnet),
+            strategy: None,
+        }
     }
 }
 
@@ -225,11 +158,12 @@ fn route_options(options: &RouteActionOptions, place: &str, errors: &mut BuildEr
         override_host,
         override_port: Some(options.override_port).filter(|port| *port > 0),
         udp_timeout: options.udp_timeout.get(),
+        keep_peers: options.udp_disable_domain_unmapping,
     })
 }
 
 /// `reject`: tells the client, until one that keeps asking is simply left waiting.
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     method: RejectMethod,
     no_drop: bool,
     /// The current window's start and hits.
@@ -241,12 +175,12 @@ const DROP_AFTER: u32 = 50;
 const DROP_WINDOW: Duration = Duration::from_secs(30);
 
 impl Refusal {
-    fn new(options: &Reject) -> Self {
-        Self { method: options.method, no_drop: options.no_drop, window: Mutex::new((Instant::now(), 0)) }
+    pub(crate) fn new(method: RejectMethod, no_drop: bool) -> Self {
+        Self { method, no_drop, window: Mutex::new((Instant::now(), 0)) }
     }
 
     /// Counts a hit and says whether this one is to be dropped silently.
-    pub(super) fn drops(&self) -> bool {
+    pub(crate) fn drops(&self) -> bool {
         if self.method == RejectMethod::Drop {
             return true;
         }
@@ -269,6 +203,8 @@ impl std::fmt::Display for Action {
             Self::Route { outbound, .. } => write!(f, "route({outbound})"),
             Self::SetOptions(_) => f.write_str("route-options"),
             Self::Sniff(_) => f.write_str("sniff"),
+            Self::Resolve(_) => f.write_str("resolve"),
+            Self::HijackDns => f.write_str("hijack-dns"),
             Self::Reject(refusal) if refusal.method == RejectMethod::Drop => f.write_str("reject(drop)"),
             Self::Reject(_) => f.write_str("reject"),
         }
@@ -281,13 +217,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reject_becomes_drop_for_those_who_keep_asking() {
-        let refusal = Refusal::new(&Reject::default());
+        let refusal = Refusal::new(RejectMethod::Default, false);
         assert_eq!((0..60).filter(|_| refusal.drops()).count(), 10);
         tokio::time::advance(Duration::from_secs(31)).await;
         assert!(!refusal.drops(), "a new window begins");
-        let patient = Refusal::new(&Reject { no_drop: true, ..Reject::default() });
+        let patient = Refusal::new(RejectMethod::Default, true);
         assert!((0..100).all(|_| !patient.drops()));
-        let silent = Refusal::new(&Reject { method: RejectMethod::Drop, ..Reject::default() });
+        let silent = Refusal::new(RejectMethod::Drop, false);
         assert!(silent.drops());
     }
 }

@@ -1,0 +1,132 @@
+//! An answer as rules look at it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use culvert_dns::message::wire::{Section as Place, read_name};
+use culvert_dns::{Rcode, Reply};
+use culvert_rules::rule::{Response, Responses, Section};
+
+use crate::router::condition::record_key;
+
+/// Types of record whose data is, or ends with, a name, and how many bytes stand before it.
+const NAMES: [(u16, usize); 6] = [(2, 0), (5, 0), (12, 0), (15, 2), (33, 6), (39, 0)];
+const SOA: u16 = 6;
+const HTTPS: u16 = 65;
+
+/// One answer.
+pub(super) struct Evaluated {
+    pub(super) answer: culvert_dns::Answer,
+    addresses: Vec<IpAddr>,
+    rcode: u16,
+    records: Vec<(Section, Vec<u8>)>,
+}
+
+impl Evaluated {
+    pub(super) fn new(answer: culvert_dns::Answer) -> Self {
+        let reply = Arc::clone(&answer.reply);
+        let bytes = reply.as_bytes();
+        let mut records = Vec::new();
+        for (place, record) in reply.walk() {
+            let section = match place {
+                Place::Answer => Section::Answer,
+                Place::Authority => Section::Authority,
+                Place::Additional => Section::Additional,
+            };
+            let Ok((owner, _)) = read_name(bytes, record.start) else { continue };
+            let data = uncompressed(bytes, record.kind, record.data.clone());
+            records.push((section, record_key(owner.as_bytes(), record.kind, record.class, &data)));
+        }
+        Self { addresses: addresses(&reply), rcode: reply.rcode().0, records, answer }
+    }
+}
+
+impl Response for Evaluated {
+    fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    fn rcode(&self) -> u16 {
+        self.rcode
+    }
+
+    fn has_record(&self, section: Section, record: &[u8]) -> bool {
+        self.records.iter().any(|(place, key)| *place == section && key == record)
+    }
+}
+
+/// The data of a record, with a name in it written out.
+fn uncompressed(bytes: &[u8], kind: u16, data: std::ops::Range<usize>) -> Vec<u8> {
+    let plain = || bytes.get(data.clone()).unwrap_or_default().to_vec();
+    let name = |at: usize| read_name(bytes, at).ok();
+    if kind == SOA {
+        let written = || {
+            let (primary, at) = name(data.start)?;
+            let (mailbox, at) = name(at)?;
+            Some([primary.as_bytes(), mailbox.as_bytes(), bytes.get(at..data.end)?].concat())
+        };
+        return written().unwrap_or_else(plain);
+    }
+    let Some((_, before)) = NAMES.iter().find(|(one, _)| *one == kind) else { return plain() };
+    let written = || {
+        let (name, _) = name(data.start + before)?;
+        Some([bytes.get(data.start..data.start + before)?, name.as_bytes()].concat())
+    };
+    written().unwrap_or_else(plain)
+}
+
+/// The addresses in a reply, those that HTTPS records hint at included.
+pub(super) fn addresses(reply: &Reply) -> Vec<IpAddr> {
+    let bytes = reply.as_bytes();
+    let mut addresses: Vec<IpAddr> = reply.addresses().collect();
+    for (place, record) in reply.walk() {
+        if place == Place::Answer && record.kind == HTTPS {
+            hints(bytes, record.data, &mut addresses);
+        }
+    }
+    addresses
+}
+
+/// Reads the address hints of an HTTPS record (RFC 9460 section 7.3).
+fn hints(bytes: &[u8], data: std::ops::Range<usize>, addresses: &mut Vec<IpAddr>) -> Option<()> {
+    let (_, mut at) = read_name(bytes, data.start + 2).ok()?;
+    while at < data.end {
+        let word = |at: usize| Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]));
+        let (key, length) = (word(at)?, usize::from(word(at + 2)?));
+        let value = bytes.get(at + 4..at + 4 + length)?;
+        match key {
+            4 => addresses.extend(value.as_chunks::<4>().0.iter().map(|ip| IpAddr::V4(Ipv4Addr::from(*ip)))),
+            6 => addresses.extend(value.as_chunks::<16>().0.iter().map(|ip| IpAddr::V6(Ipv6Addr::from(*ip)))),
+            _ => {}
+        }
+        at += 4 + length;
+    }
+    Some(())
+}
+
+/// Whether a rule on addresses may look at the answer at all.
+pub(super) fn has_meaning(reply: &Reply) -> bool {
+    matches!(reply.rcode(), Rcode::NOERROR | Rcode::NXDOMAIN)
+}
+
+/// The answers that `evaluate` rules have got. One that failed stands for itself: rules that refer to it do not match.
+#[derive(Default)]
+pub(super) struct Answers(Vec<(Option<String>, Option<Evaluated>)>);
+
+impl Answers {
+    pub(super) fn keep(&mut self, tag: Option<String>, answer: Option<Evaluated>) {
+        self.0.push((tag, answer));
+    }
+
+    /// The latest answer with this tag, or the latest one without a tag.
+    pub(super) fn find(&self, tag: Option<&str>) -> Option<&Evaluated> {
+        let (_, answer) = self.0.iter().rev().find(|(one, _)| one.as_deref() == tag)?;
+        answer.as_ref()
+    }
+}
+
+impl Responses for Answers {
+    fn response(&self, tag: Option<&str>) -> Option<&dyn Response> {
+        self.find(tag).map(|answer| answer as &dyn Response)
+    }
+}

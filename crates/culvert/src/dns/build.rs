@@ -1,0 +1,223 @@
+//! DNS servers out of options.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use culvert_config::Options;
+use culvert_config::Tagged;
+use culvert_config::options::dial::DialOptions;
+use culvert_config::options::dns::DnsOptions;
+use culvert_config::options::dns::server::{DnsServerKind, LocalDnsServer};
+use culvert_config::options::route::RouteOptions;
+use culvert_core::{Dialer, Outbound, Resolver, Tag};
+use culvert_dns::cache::CacheOptions;
+use culvert_dns::chain::find_circle;
+use culvert_dns::plain::Sockets;
+use culvert_dns::reverse::ReverseMapping;
+use culvert_dns::server::fakeip::FakeAddresses;
+use culvert_dns::server::local::LocalServer;
+use culvert_dns::server::{BuildError, ServerCx, ServerEntry};
+use culvert_dns::{Client, DnsRouter, DnsServer, SystemOptions, SystemResolver};
+use culvert_protocols::fields::dial::dialer;
+use culvert_wire::Host;
+
+use super::policy::{Policy, Shared, query_options};
+use super::{Dns, Names};
+use crate::groups::Member;
+use crate::instance::{BuildErrors, with_defaults};
+use crate::router::RuleSetStore;
+
+/// How long past its time an answer may be served with `optimistic` (sing-box 1.14.4).
+const OPTIMISTIC: Duration = Duration::from_secs(3 * 24 * 3600);
+
+/// The resolvers of dialers, for servers that are built later.
+pub(crate) fn names(options: &Options) -> Names {
+    let dns = &options.dns;
+    let is_empty = dns.servers.is_empty() && dns.rules.is_empty() && *dns == DnsOptions::default();
+    let system = is_empty.then(|| system(&options.route) as Arc<dyn Resolver>);
+    Names { router: Arc::default(), by_rules: dns.servers.len() > 1, system }
+}
+
+/// The system's resolver, by sockets with the marks of all sockets.
+pub(crate) fn system(route: &RouteOptions) -> Arc<SystemResolver> {
+    let none = Arc::new(SystemResolver::new(SystemOptions::default()));
+    let dial = with_defaults(DialOptions::default(), route);
+    match dialer(&dial, false, Arc::clone(&none) as Arc<dyn Resolver>, None) {
+        Ok(dialer) => by_sockets_of(&dialer),
+        Err(_) => none,
+    }
+}
+
+fn by_sockets_of(dialer: &Dialer) -> Arc<SystemResolver> {
+    let sockets = Sockets { tcp: dialer.tcp.clone(), udp: dialer.udp.clone() };
+    Arc::new(SystemResolver::new(SystemOptions { sockets, ..SystemOptions::default() }))
+}
+
+/// Builds all servers and rules. What is not built yet or can never work is noted in `errors`.
+pub(crate) fn build(
+    options: &Options,
+    outbounds: &HashMap<String, Member>,
+    names: &Names,
+    rule_sets: &Arc<RuleSetStore>,
+    errors: &mut BuildErrors,
+) -> Dns {
+    let dns = &options.dns;
+    let mut builder = Builder { options, outbounds, names, fake: None, errors };
+    builder.check_resolvers();
+    let mut clients = HashMap::new();
+    let cache = cache(dns);
+    for (index, one) in dns.servers.iter().enumerate() {
+        if let Some(server) = builder.server(index, one) {
+            clients.insert(Arc::from(one.tag.as_str()), Client::new(server, cache));
+        }
+    }
+    let fake = builder.fake.take();
+    let default = dns.final_server.get().or(dns.servers.first().map(|first| &*first.tag));
+    let default = default.and_then(|tag| clients.get(tag)).cloned().unwrap_or_else(|| {
+        // Only without servers; where one could not be built, nothing runs.
+        let local = LocalServer::new(Tag::new("local", "local"), system(&options.route));
+        Client::new(Arc::new(local), cache)
+    });
+    if default.server().tag().kind == "fakeip" {
+        errors.invalid("dns", "default server cannot be fakeip");
+    }
+    let is_fake = |one: &&Tagged<DnsServerKind>| matches!(one.kind, DnsServerKind::FakeIp(_));
+    let fake_tags = dns.servers.iter().filter(is_fake).map(|one| one.tag.clone()).collect();
+    let policy = Arc::new(Policy::build(&dns.rules, fake_tags, Arc::clone(rule_sets), errors));
+    let router = DnsRouter {
+        clients,
+        default,
+        options: query_options(dns),
+        policy: Box::new(Shared(Arc::clone(&policy))),
+        reverse: dns.reverse_mapping.then(ReverseMapping::default),
+        fake,
+    };
+    Dns::new(Arc::new(router), policy)
+}
+
+fn cache(dns: &DnsOptions) -> Option<CacheOptions> {
+    let optimistic = dns.optimistic.as_ref().filter(|optimistic| optimistic.0.enabled);
+    (!dns.disable_cache).then(|| CacheOptions {
+        capacity: dns.cache_capacity as usize,
+        disable_expire: dns.disable_expire,
+        optimistic: optimistic.map(|optimistic| optimistic.0.timeout.or(OPTIMISTIC)),
+    })
+}
+
+struct Builder<'a> {
+    options: &'a Options,
+    outbounds: &'a HashMap<String, Member>,
+    names: &'a Names,
+    fake: Option<Arc<FakeAddresses>>,
+    errors: &'a mut BuildErrors,
+}
+
+impl Builder<'_> {
+    fn server(&mut self, index: usize, one: &Tagged<DnsServerKind>) -> Option<Arc<dyn DnsServer>> {
+        let (kind, place) = (one.kind.name(), format!("dns.servers[{index}] \"{}\"", one.tag));
+        let entry = ServerEntry::find(kind)?;
+        let dial = (entry.dial)(&one.kind).cloned().unwrap_or_default();
+        let dial = with_defaults(dial, &self.options.route);
+        if let DnsServerKind::Local(local) = &one.kind {
+            self.check_local(local, &place);
+        }
+        let detour = match dial.detour.get() {
+            None => None,
+            Some(tag) => Some(self.detour(tag, &place)?),
+        };
+        if let DnsServerKind::FakeIp(fake) = &one.kind {
+            match FakeAddresses::from_options(fake, None) {
+                Ok(addresses) => self.fake = Some(Arc::new(addresses)),
+                Err(error) => self.errors.invalid(&place, error),
+            }
+        }
+        let resolver = self.names.resolver(dial.domain_resolver.as_ref());
+        let dialer = match dialer(&dial, false, resolver, detour) {
+            Ok(dialer) => dialer,
+            Err(error) => {
+                self.errors.invalid(place, error);
+                return None;
+            }
+        };
+        let system = by_sockets_of(&dialer);
+        let cx = ServerCx { tag: Tag::new(kind, one.tag.as_str()), dialer, system, fake: self.fake.clone() };
+        match (entry.build)(&one.kind, cx) {
+            Ok(server) => Some(server),
+            Err(BuildError::NotBuilt(kind)) => {
+                self.errors.not_built(format!("DNS server type `{kind}` ({place})"));
+                None
+            }
+            Err(error) => {
+                self.errors.invalid(place, error);
+                None
+            }
+        }
+    }
+
+    fn detour(&mut self, tag: &str, place: &str) -> Option<Arc<dyn Outbound>> {
+        let found = self.outbounds.get(tag).map(Member::outbound);
+        if found.is_none() {
+            self.errors.invalid(place, format!("detour `{tag}` does not exist"));
+        }
+        found
+    }
+
+    /// What the system's resolver cannot do by itself.
+    fn check_local(&mut self, local: &LocalDnsServer, place: &str) {
+        let dial = &local.dial;
+        let unbuilt = [
+            ("detour", dial.detour.get().is_some()),
+            ("inet4_bind_address", dial.inet4_bind_address.is_some()),
+            ("inet6_bind_address", dial.inet6_bind_address.is_some()),
+            ("neighbor_domain", !local.local.neighbor_domain.is_empty()),
+        ];
+        for (key, used) in unbuilt {
+            if used {
+                self.errors.not_built(format!("`{key}` of a local DNS server ({place})"));
+            }
+        }
+    }
+
+    /// Servers with a name need somebody else who resolves it.
+    fn check_resolvers(&mut self) {
+        let route = &self.options.route;
+        let mut resolvers = HashMap::new();
+        for (index, one) in self.options.dns.servers.iter().enumerate() {
+            let Some(name) = server_name(&one.kind) else { continue };
+            if Host::parse(name).ok().is_none_or(|host| host.ip().is_some()) {
+                continue;
+            }
+            let dial = ServerEntry::find(one.kind.name()).and_then(|entry| (entry.dial)(&one.kind));
+            let dial = with_defaults(dial.cloned().unwrap_or_default(), route);
+            match &dial.domain_resolver {
+                _ if dial.detour.get().is_some() => {}
+                Some(resolver) => {
+                    resolvers.insert(one.tag.as_str(), resolver.0.server.0.clone());
+                }
+                None => {
+                    let place = format!("dns.servers[{index}] \"{}\"", one.tag);
+                    self.errors.invalid(place, "missing domain resolver for domain server address");
+                }
+            }
+        }
+        let tags = self.options.dns.servers.iter().map(|one| one.tag.as_str());
+        if let Some(circle) = find_circle(tags, |tag| resolvers.get(tag).map(String::as_str)) {
+            self.errors.invalid("dns.servers", format!("circular server dependency: {circle}"));
+        }
+    }
+}
+
+/// What `server` says, of those types that have it.
+fn server_name(kind: &DnsServerKind) -> Option<&str> {
+    let server = match kind {
+        DnsServerKind::Udp(server) => &server.remote.server,
+        DnsServerKind::Tcp(server) => &server.remote.server,
+        DnsServerKind::Tls(server) => &server.remote.server,
+        DnsServerKind::Quic(server) => &server.server.remote.server,
+        DnsServerKind::Https(server) => &server.server.remote.server,
+        DnsServerKind::H3(server) => &server.https.server.remote.server,
+        _ => return None,
+    };
+    Some(&server.server)
+}

@@ -1,0 +1,47 @@
+//! Routing tests: verdicts of whole programs, ours beside sing-box's.
+//!
+//! | module     | what it holds                                                                          |
+//! |------------|----------------------------------------------------------------------------------------|
+//! | [`exits`]  | SOCKS servers that tell a client which of them it reached, and what it was to dial     |
+//! | [`client`] | SOCKS and DNS clients, as small as the tests allow                                     |
+//! | [`dice`]   | repeatable random choices                                                              |
+//! | [`routes`] | random route rules and flows: equal verdicts from both programs                       |
+//! | [`queries`]| the same for DNS rules and queries                                                     |
+//! | [`single`] | one feature at a time, on our program alone                                            |
+//!
+//! `ROUTING_ROUNDS` is how many random configurations are tried, `ROUTING_SEED` where they begin.
+#![allow(clippy::print_stderr, reason = "the tests report there")]
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+mod client;
+mod dice;
+mod exits;
+mod queries;
+mod routes;
+mod single;
+
+use culvert_testkit::peer::{Program, skip};
+
+/// The program under test.
+fn culvert() -> Option<Program> {
+    match option_env!("CARGO_BIN_EXE_culvert") {
+        Some(built) => Some(Program::culvert(built)),
+        None => {
+            skip("the program is not built yet");
+            None
+        }
+    }
+}
+
+/// Runs the body of a test on a runtime of its own, so that every child is started by the test's thread.
+fn run<F: Future<Output = culvert_testkit::Result>>(test: F) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    if let Err(error) = runtime.block_on(test) {
+        panic!("{error}");
+    }
+}
+
+/// A number from the environment.
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
