@@ -207,3 +207,142 @@ fn not_built<const N: usize>(options: [(&'static str, bool); N]) -> Result<(), S
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use culvert_config::load;
+    use culvert_config::options::inbound::InboundKind;
+    use culvert_config::options::outbound::OutboundKind;
+
+    use super::*;
+    use crate::testing::Ca;
+
+    fn outbound(tls: &str) -> OutboundTls {
+        let server = r#""server": "a.test", "server_port": 443, "password": "x""#;
+        let text = format!(
+            r#"{{"outbounds": [{{"type": "trojan", {server}, "tls": {{"enabled": true, {tls}}}}}]}}"#
+        );
+        let loaded = load(&[culvert_config::Source::new("test", text.as_bytes())]).unwrap();
+        match &loaded.options.outbounds[0].kind {
+            OutboundKind::Trojan(trojan) => *trojan.tls.clone().unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn inbound(tls: &str) -> InboundTls {
+        let rest = r#""listen_port": 1, "users": [{"name": "u", "password": "x"}]"#;
+        let text =
+            format!(r#"{{"inbounds": [{{"type": "trojan", {rest}, "tls": {{"enabled": true, {tls}}}}}]}}"#);
+        let loaded = load(&[culvert_config::Source::new("test", text.as_bytes())]).unwrap();
+        match &loaded.options.inbounds[0].kind {
+            InboundKind::Trojan(trojan) => *trojan.tls.clone().unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_outbound_becomes_a_client() {
+        let settings = client(&outbound(
+            r#""server_name": "b.test", "disable_sni": true, "alpn": ["h2", "http/1.1"], "min_version": "1.3",
+               "cipher_suites": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "curve_preferences": ["X25519", "P521"],
+               "fragment": true, "fragment_fallback_delay": "20ms", "handshake_timeout": "3s""#,
+        ))
+        .unwrap();
+        let expected = Parameters {
+            alpn: vec!["h2".into(), "http/1.1".into()],
+            min_version: Version::Tls13,
+            max_version: Version::Tls13,
+            cipher_suites: vec!["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256".into()],
+            curves: vec![Curve::X25519, Curve::P521],
+        };
+        assert_eq!(settings.parameters, expected);
+        assert_eq!(settings.server_name.as_deref(), Some("b.test"));
+        assert!(settings.disable_sni && settings.fragment.segments && !settings.fragment.records);
+        assert_eq!(settings.fragment.fallback_delay, Some(Duration::from_millis(20)));
+        assert_eq!(settings.handshake_timeout, Some(Duration::from_secs(3)));
+        assert!(matches!(settings.trust, Trust::Store));
+        let plain = client(&outbound(r#""min_version": "1.0""#)).unwrap();
+        assert_eq!(plain.parameters, Parameters::default());
+        assert_eq!((plain.server_name, plain.handshake_timeout), (None, None));
+    }
+
+    #[test]
+    fn pins_come_before_insecure_and_insecure_before_authorities() {
+        let pin = r#""certificate_public_key_sha256": "AAAA""#;
+        for tls in [pin.to_owned(), format!(r#"{pin}, "insecure": true"#)] {
+            let trust = client(&outbound(&tls)).unwrap().trust;
+            assert!(matches!(&trust, Trust::Pins(pins) if *pins == [[0, 0, 0]]), "{trust:?}");
+        }
+        let authority = format!(r#""certificate": {:?}"#, Ca::new("ca").pem());
+        assert!(matches!(
+            client(&outbound(&authority)).unwrap().trust,
+            Trust::Authorities(Source::Inline(_))
+        ));
+        let insecure = format!(r#"{authority}, "insecure": true"#);
+        assert!(matches!(client(&outbound(&insecure)).unwrap().trust, Trust::Anyone));
+    }
+
+    #[test]
+    fn what_is_not_built_is_named() {
+        for (tls, option) in [
+            (r#""kernel_tx": true"#, "kernel_tx"),
+            (r#""utls": {"enabled": true}"#, "utls"),
+            (r#""spoof": "c.test""#, "spoof"),
+            (r#""max_version": "1.1""#, "max_version below 1.2"),
+        ] {
+            let error = client(&outbound(tls)).unwrap_err().to_string();
+            assert_eq!(error, format!("{option} is not built yet"));
+        }
+    }
+
+    #[test]
+    fn ech_without_configurations_asks_dns() {
+        for (tls, name) in [
+            (r#""ech": {"enabled": true}"#, None),
+            (r#""ech": {"enabled": true, "query_server_name": "q.test"}"#, Some("q.test".to_owned())),
+        ] {
+            assert_eq!(client(&outbound(tls)).unwrap().ech, Some(Ech::FromDns { name }));
+        }
+        assert_eq!(client(&outbound(r#""ech": {"enabled": false}"#)).unwrap().ech, None);
+    }
+
+    #[test]
+    fn an_inbound_becomes_a_server() {
+        let settings = server(&inbound(r#""insecure": true, "alpn": "h2""#)).unwrap();
+        assert!(matches!(settings.identity, Identity::SelfSigned));
+        assert!(matches!(settings.clients, ClientAuthentication::None));
+        assert_eq!(settings.parameters.alpn, ["h2"]);
+        let own = Ca::new("ca").issue("a.test");
+        let tls = format!(r#""certificate": {:?}, "key": {:?}"#, own.chain, own.key);
+        let Identity::Given(source) = server(&inbound(&tls)).unwrap().identity else { panic!("made up") };
+        assert_eq!(source.certificate, Source::Inline(own.chain));
+    }
+
+    #[test]
+    fn client_authentication_follows_from_three_options() {
+        let ca = format!(r#", "client_certificate": {:?}"#, Ca::new("ca").pem());
+        let pin = r#", "client_certificate_public_key_sha256": "AAAA""#;
+        let both = format!("{ca}{pin}");
+        // word, what is beside it, whether none is asked for, who is believed, whether it is optional
+        let table = [
+            ("no", "", "None", false),
+            ("no", pin, "None", false),
+            ("no", &ca, "Authorities", false),
+            ("request", &ca, "Any", true),
+            ("require-any", &both, "Any", false),
+            ("verify-if-given", &both, "Authorities", true),
+            ("verify-if-given", pin, "Pins", true),
+            ("require-and-verify", &ca, "Authorities", false),
+            ("require-and-verify", pin, "Pins", false),
+        ];
+        for (word, beside, kind, optional) in table {
+            let tls = format!(r#""insecure": true, "client_authentication": "{word}"{beside}"#);
+            let clients = server(&inbound(&tls)).unwrap().clients;
+            let shown = format!("{clients:?}");
+            assert!(shown.starts_with(kind), "{word}{beside}: {shown}");
+            assert_eq!(shown.contains("optional: true"), optional, "{word}{beside}: {shown}");
+        }
+    }
+}

@@ -5,7 +5,8 @@
 //! lower ◀─ sealed (not written yet) ◀─ Writing ◀─────────────────────────── holder
 //! ```
 //!
-//! All three queues are empty while the conn idles, except for a record of which only a part has come. A piece that is
+//! All three queues are empty while the conn idles, except for a record of which only a part has come, and on the side
+//! of a server for the session ticket, which waits for the first data. A piece that is
 //! exactly one record is opened in its own memory and given away; of several in one piece the data is joined in a new
 //! one by the cipher itself, so no byte is copied besides. Only a record cut in two by a read is first put together.
 //!

@@ -222,8 +222,9 @@ async fn application_protocols_are_agreed_on() {
         alpn: alpn.iter().map(ToString::to_string).collect(),
         ..Parameters::default()
     };
-    // offered, known, agreed; an agreement is an error where it is `None`
-    let table: [(&[&str], &[&str], Option<Option<&str>>); 6] = [
+    /// Offered, known, agreed on; `None` where they cannot agree.
+    type Row<'a> = (&'a [&'a str], &'a [&'a str], Option<Option<&'a str>>);
+    let table: [Row<'_>; 6] = [
         (&["h2", "http/1.1"], &["h2", "http/1.1"], Some(Some("h2"))),
         (&["http/1.1"], &["h2", "http/1.1"], Some(Some("http/1.1"))),
         (&[], &["h2"], Some(None)),

@@ -119,7 +119,7 @@ async fn a_certificate_that_is_itself_named_is_trusted_but_not_for_other_names_o
         for (name, until, accepted) in
             [("a.test", 2999, true), ("b.test", 2999, false), ("a.test", 2020, false)]
         {
-            let own = make(name, is_ca.clone(), until);
+            let own = make(name, is_ca, until);
             let outcome = accepts(Trust::Authorities(Source::Inline(own.chain.clone())), &own).await;
             assert_eq!(outcome.is_ok(), accepted, "{is_ca:?} {name} {until}: {outcome:?}");
             let stranger = accepts(Trust::Authorities(Source::Inline(Ca::new("ca").pem())), &own).await;
