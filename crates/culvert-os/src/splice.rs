@@ -31,8 +31,8 @@
 //! per GiB, did not separate the sizes. So a larger pipe saves the relay's own CPU time, with few connections at no loss;
 //! more was not shown. A pipe of 8 KiB costs 0.324 (0.226-0.869), more than copying.
 //!
-//! Hence 1 MiB for the first sixteen pipes of a process, and 256 KiB for those beyond. This bounds what stalled receivers
-//! can pin, and shares out the 64 MiB that a user without privilege may hold (`fs.pipe-user-pages-soft`): 16 large and 192
+//! Hence 1 MiB for the first thirty-two pipes of a process, and 256 KiB for those beyond. This bounds what stalled receivers
+//! can pin, and shares out the 64 MiB that a user without privilege may hold (`fs.pipe-user-pages-soft`): 32 large and 128
 //! small pipes. Past those the kernel makes pipes of two pages; [`Pipe::take`] then fails, so that its caller copies.
 
 use std::io;
@@ -50,7 +50,7 @@ const LARGE: usize = 1024 * 1024;
 const SMALL: usize = 256 * 1024;
 
 /// Capacity of all pipes together from which further ones are small.
-const LARGE_TOTAL: usize = 16 * LARGE;
+const LARGE_TOTAL: usize = 32 * LARGE;
 
 /// What a pipe must hold to be better than copying; each fresh one does while the user's quota lasts.
 const WORTH_IT: usize = 64 * 1024;

@@ -29,7 +29,7 @@ fn first_pipes_are_large_and_many_stay_worth_it() {
     let capacities: Vec<usize> = pipes.iter().map(Pipe::capacity).collect();
     assert!(capacities.iter().all(|capacity| *capacity >= 64 * KIB), "{capacities:?}");
     if refused.is_none() {
-        let (large, small) = capacities.split_at(16);
+        let (large, small) = capacities.split_at(32);
         assert!(large.iter().all(|capacity| *capacity == 1024 * KIB), "{capacities:?}");
         assert!(small.iter().all(|capacity| *capacity == 256 * KIB), "{capacities:?}");
     }

@@ -26,6 +26,10 @@ use crate::timeouts;
 /// Bytes a direction copies before splice takes over. A pipe costs system calls that a short exchange never earns back.
 const SPLICE_AFTER: u64 = 64 << 10;
 
+/// Least and most bytes that go into a pipe at once.
+const SPLICE_MIN: usize = 64 << 10;
+const SPLICE_MAX: usize = 1 << 20;
+
 /// Bytes a direction moves before it lets other tasks have the worker.
 const BUDGET: usize = 2 << 20;
 
@@ -98,6 +102,8 @@ struct Direction {
     pipe: Option<Pipe>,
     /// Bytes moved so far.
     moved: u64,
+    /// Most bytes to put into the pipe at once; see [`learn`].
+    appetite: usize,
     /// Written to the sink since its last flush.
     unflushed: bool,
     /// No pipe could be had: copying goes on to the end.
@@ -155,14 +161,19 @@ impl Direction {
             let Some(to) = sink.kernel_socket(Half::Write) else {
                 return Poll::Ready(Err(io::Error::other("a plain socket cannot stop being one")));
             };
+            let mut taken = 0;
             while !pipe.is_empty() {
-                ready!(to.poll_write_ready(cx))?;
+                if to.poll_write_ready(cx)?.is_pending() {
+                    self.appetite = learn(self.appetite, taken, false);
+                    return Poll::Pending;
+                }
                 match to.try_io(Interest::WRITABLE, || splice_out(pipe, to.as_fd(), false)) {
-                    Ok(_) => {}
+                    Ok(count) => taken += count,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => return Poll::Ready(Err(error)),
                 }
             }
+            self.appetite = learn(self.appetite, taken, true);
         }
         Poll::Ready(Ok(()))
     }
@@ -206,7 +217,7 @@ impl Direction {
                     }
                 },
             };
-            let room = pipe.capacity();
+            let room = pipe.capacity().min(self.appetite.max(SPLICE_MIN));
             match from.try_io(Interest::READABLE, || splice_in(from.as_fd(), pipe, room)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 other => return Poll::Ready(other),
@@ -220,5 +231,32 @@ impl Direction {
             self.unflushed = false;
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+/// How much to put into the pipe next time, after the sink took `taken` bytes and then had (`all`) or had not enough.
+///
+/// What a sink does not take waits in the pipe, in kernel memory. So a sink that keeps up gets more at once, which saves
+/// system calls, and a slow one little more than it takes at a time.
+fn learn(appetite: usize, taken: usize, all: bool) -> usize {
+    let next = match (taken, all) {
+        (0, _) => appetite, // asked again without anything having changed
+        (_, true) => appetite * 2,
+        (_, false) => taken * 2,
+    };
+    next.clamp(SPLICE_MIN, SPLICE_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fast_sink_gets_more_at_once_and_a_slow_one_little() {
+        let fast = (0..10).fold(SPLICE_MIN, |appetite, _| learn(appetite, appetite, true));
+        assert_eq!(fast, SPLICE_MAX);
+        assert_eq!(learn(fast, 100_000, false), 200_000);
+        assert_eq!(learn(fast, 10, false), SPLICE_MIN);
+        assert_eq!(learn(fast, 0, false), fast);
     }
 }
