@@ -38,6 +38,16 @@ impl Packet {
         Self { data, ..self }
     }
 
+    /// The same packet in memory of about its own size, for one that has to wait: a receive buffer takes many times that.
+    #[must_use]
+    pub fn snug(self) -> Self {
+        let len = self.data.len();
+        if self.data.head() + len + self.data.spare() <= 2 * len {
+            return self;
+        }
+        Self { data: Buf::from(self.data.to_vec()), ..self }
+    }
+
     /// How many datagrams this is.
     #[must_use]
     pub fn datagrams(&self) -> usize {

@@ -15,8 +15,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use culvert_os::udp::{
     GRO_BUFFER, GsoSupport, RecvSlot, SendSlot, enable_gro, is_gso_refused, probe_gso, recv_batch, send_batch,
@@ -24,6 +26,7 @@ use culvert_os::udp::{
 use culvert_wire::{Buf, Domain, Host, Room, Target};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
+use tokio::time::Instant;
 
 use crate::packet::{Packet, PacketBatch, PacketConn};
 use crate::resolve::{ResolveError, Resolver, Strategy};
@@ -184,46 +187,125 @@ fn split_front(batch: &mut PacketBatch) {
 
 type LookUp = Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, ResolveError>> + Send>>;
 
-/// Resolves the names that packets go to before handing them down. Packets behind a name that is being looked up wait;
-/// packets to names that do not resolve are dropped.
+/// Resolves the names that packets go to before handing them down. A packet waits for its own name only: those to other
+/// targets pass it by, so that one dead name does not hold up a whole association. Packets to names that do not
+/// resolve are dropped.
 pub struct Resolving<C> {
     conn: C,
     resolver: Arc<dyn Resolver>,
     strategy: Strategy,
     /// Names seen, newest last, with what became of them.
-    known: VecDeque<(Domain, Option<IpAddr>)>,
-    asking: Option<(Domain, LookUp)>,
+    known: VecDeque<Known>,
+    asking: Vec<Asking>,
+    /// Packets whose names have been resolved, on their way down.
+    resolved: PacketBatch,
+}
+
+struct Known {
+    name: Domain,
+    ip: Option<IpAddr>,
+    since: Instant,
+}
+
+/// A look-up under way, and the packets that wait for it.
+struct Asking {
+    name: Domain,
+    look_up: LookUp,
+    waiting: Vec<Packet>,
 }
 
 /// Names remembered per association; a client that uses more pays for repeated look-ups.
 const NAMES: usize = 16;
+/// Look-ups at once per association; packets to further names are dropped meanwhile.
+const LOOK_UPS: usize = 16;
+/// Packets that wait for one name.
+const WAITING: usize = 8;
+/// How long a failed look-up counts: short, since an association may outlive an outage by hours.
+const FAILURE_COUNTS: Duration = Duration::from_secs(5);
 
 impl<C: PacketConn> Resolving<C> {
     /// Resolves for `conn`.
     #[must_use]
     pub fn new(conn: C, resolver: Arc<dyn Resolver>, strategy: Strategy) -> Self {
-        Self { conn, resolver, strategy, known: VecDeque::new(), asking: None }
+        Self {
+            conn,
+            resolver,
+            strategy,
+            known: VecDeque::new(),
+            asking: Vec::new(),
+            resolved: PacketBatch::new(),
+        }
     }
 
-    /// The address of `name`, `None` if it has none.
-    fn poll_lookup(&mut self, cx: &mut Context<'_>, name: &Domain) -> Poll<Option<IpAddr>> {
-        if let Some((_, ip)) = self.known.iter().find(|(known, _)| known == name) {
-            return Poll::Ready(*ip);
-        }
-        if self.asking.as_ref().is_none_or(|(asked, _)| asked != name) {
-            let (resolver, strategy, wanted) = (Arc::clone(&self.resolver), self.strategy, name.clone());
-            let look_up = Box::pin(async move { resolver.resolve(&wanted, strategy).await });
-            self.asking = Some((name.clone(), look_up));
-        }
-        let Some((_, look_up)) = &mut self.asking else { return Poll::Ready(None) };
-        let found = ready!(look_up.as_mut().poll(cx));
-        self.asking = None;
-        let ip = found.ok().and_then(|all| all.first().copied());
+    /// What became of `name`: its address, or `None` if it has none; the outer `None` if it must be asked for.
+    fn look_at(&self, name: &Domain) -> Option<Option<IpAddr>> {
+        let known = self.known.iter().find(|known| known.name == *name)?;
+        (known.ip.is_some() || known.since.elapsed() < FAILURE_COUNTS).then_some(known.ip)
+    }
+
+    fn remember(&mut self, name: Domain, ip: Option<IpAddr>) {
+        self.known.retain(|known| known.name != name);
         if self.known.len() == NAMES {
             self.known.pop_front();
         }
-        self.known.push_back((name.clone(), ip));
-        Poll::Ready(ip)
+        self.known.push_back(Known { name, ip, since: Instant::now() });
+    }
+
+    /// Takes the packets to names that are not known out of `batch` and puts the others' addresses in.
+    fn take_named(&mut self, batch: &mut PacketBatch) {
+        // One full turn of the queue.
+        for _ in 0..batch.len() {
+            let Some(mut packet) = batch.pop() else { return };
+            let Some(name) = packet.peer.host.domain() else {
+                batch.push(packet);
+                continue;
+            };
+            match self.look_at(name) {
+                Some(Some(ip)) => {
+                    packet.peer.host = Host::from(ip);
+                    batch.push(packet);
+                }
+                Some(None) => {}
+                None => self.ask(name.clone(), packet),
+            }
+        }
+    }
+
+    /// Lets `packet` wait for `name`, or drops it where too much waits already.
+    fn ask(&mut self, name: Domain, packet: Packet) {
+        if let Some(asking) = self.asking.iter_mut().find(|asking| asking.name == name) {
+            if asking.waiting.len() < WAITING {
+                asking.waiting.push(packet.snug());
+            }
+        } else if self.asking.len() < LOOK_UPS {
+            let (resolver, strategy, wanted) = (Arc::clone(&self.resolver), self.strategy, name.clone());
+            let look_up = Box::pin(async move { resolver.resolve(&wanted, strategy).await });
+            self.asking.push(Asking { name, look_up, waiting: vec![packet.snug()] });
+        }
+    }
+
+    /// Sends the packets whose names have been resolved meanwhile.
+    fn poll_resolved(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut at = 0;
+        while let Some(asking) = self.asking.get_mut(at) {
+            let Poll::Ready(found) = asking.look_up.as_mut().poll(cx) else {
+                at += 1;
+                continue;
+            };
+            let Asking { name, waiting, .. } = self.asking.remove(at);
+            let ip = found.ok().and_then(|all| all.first().copied());
+            self.remember(name, ip);
+            let Some(ip) = ip else { continue };
+            for mut packet in waiting {
+                packet.peer.host = Host::from(ip);
+                self.resolved.push(packet.with_room(self.conn.room()));
+            }
+        }
+        if !self.resolved.is_empty() {
+            ready!(self.conn.poll_send(cx, &mut self.resolved))?;
+            self.resolved = PacketBatch::new(); // gives its memory back
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -232,52 +314,99 @@ impl<C: PacketConn> PacketConn for Resolving<C> {
         self.conn.room()
     }
 
+    /// Look-ups go on here too: after the packets that wait for one, the client may send nothing more.
     fn poll_recv(
         &mut self,
         cx: &mut Context<'_>,
         room: Room,
         batch: &mut PacketBatch,
     ) -> Poll<io::Result<()>> {
+        if let Poll::Ready(Err(error)) = self.poll_resolved(cx) {
+            return Poll::Ready(Err(error));
+        }
         self.conn.poll_recv(cx, room, batch)
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
-        loop {
-            let Some(index) = batch.iter().position(|packet| packet.peer.host.domain().is_some()) else {
-                return self.conn.poll_send(cx, batch);
-            };
-            let name = batch.iter().nth(index).and_then(|packet| packet.peer.host.domain().cloned());
-            let Some(name) = name else { return self.conn.poll_send(cx, batch) };
-            let ip = ready!(self.poll_lookup(cx, &name));
-            match ip {
-                Some(ip) => {
-                    let same = |packet: &&mut Packet| packet.peer.host.domain() == Some(&name);
-                    batch.iter_mut().filter(same).for_each(|packet| packet.peer.host = Host::from(ip));
-                }
-                None => batch.retain(|packet| packet.peer.host.domain() != Some(&name)),
-            }
+        if batch.iter().any(|packet| packet.peer.host.domain().is_some()) {
+            self.take_named(batch);
         }
+        ready!(self.poll_resolved(cx))?;
+        self.conn.poll_send(cx, batch)
     }
 }
 
 /// Bytes and packets that wait for one client's association before further ones are dropped.
 const QUEUE_BYTES: usize = 512 << 10;
 const QUEUE_PACKETS: usize = 512;
+/// Bytes that wait for all associations of a table together. Beyond, each may have [`QUEUE_ALWAYS`] packets waiting, so
+/// that a crowd whose dials hang takes nothing from those that are served.
+const TABLE_BYTES: usize = 32 << 20;
+const QUEUE_ALWAYS: usize = 4;
 
-#[derive(Default)]
+/// Memory that `packet` takes while it waits. Of a large buffer only the pages in use count.
+fn cost(packet: &Packet) -> usize {
+    const PAGE: usize = 4 << 10;
+    const OVERHEAD: usize = 128;
+    let data = &packet.data;
+    (data.head() + data.len() + data.spare()).min(data.len().max(PAGE)) + OVERHEAD
+}
+
 struct Queue {
     packets: VecDeque<Packet>,
     bytes: usize,
+    /// Bytes in all queues of the table.
+    table: Arc<AtomicUsize>,
     waker: Option<Waker>,
+    /// Somebody takes packets out.
+    served: bool,
     closed: bool,
+}
+
+impl Queue {
+    fn put(&mut self, packet: Packet) {
+        // What is taken out in a moment may stay in its large receive buffer; who knows how long the rest waits.
+        let packet =
+            if self.served && self.packets.len() < PacketBatch::MAX { packet } else { packet.snug() };
+        let cost = cost(&packet);
+        let crowded = self.packets.len() >= QUEUE_ALWAYS
+            && self.table.load(Ordering::Relaxed).saturating_add(cost) > TABLE_BYTES;
+        if crowded || self.packets.len() >= QUEUE_PACKETS || self.bytes >= QUEUE_BYTES {
+            return;
+        }
+        self.bytes += cost;
+        self.table.fetch_add(cost, Ordering::Relaxed);
+        self.packets.push_back(packet);
+    }
+
+    fn take(&mut self) -> Option<Packet> {
+        let packet = self.packets.pop_front()?;
+        let cost = cost(&packet);
+        self.bytes -= cost;
+        self.table.fetch_sub(cost, Ordering::Relaxed);
+        Some(packet)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.table.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// The receiving end of one client's packets.
 pub struct PacketQueue(Arc<Mutex<Queue>>);
 
 impl PacketQueue {
-    fn new() -> (PacketFeed, Self) {
-        let queue = Arc::default();
+    fn new(table: &Arc<AtomicUsize>) -> (PacketFeed, Self) {
+        let queue = Arc::new(Mutex::new(Queue {
+            packets: VecDeque::new(),
+            bytes: 0,
+            table: Arc::clone(table),
+            waker: None,
+            served: false,
+            closed: false,
+        }));
         (PacketFeed(Arc::clone(&queue)), Self(queue))
     }
 
@@ -285,13 +414,18 @@ impl PacketQueue {
     ///
     /// # Errors
     /// [`io::ErrorKind::UnexpectedEof`] when the feeding side is gone and nothing is left.
-    pub fn poll_recv(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
+    pub fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        batch: &mut PacketBatch,
+    ) -> Poll<io::Result<()>> {
         let mut queue = lock(&self.0);
+        queue.served = true;
         while batch.len() < PacketBatch::MAX
-            && let Some(packet) = queue.packets.pop_front()
+            && let Some(packet) = queue.take()
         {
-            queue.bytes -= packet.data.len();
-            batch.push(packet);
+            batch.push(packet.with_room(room));
         }
         if !batch.is_empty() {
             return Poll::Ready(Ok(()));
@@ -307,7 +441,11 @@ impl PacketQueue {
 
 impl Drop for PacketQueue {
     fn drop(&mut self) {
-        lock(&self.0).closed = true;
+        let mut queue = lock(&self.0);
+        queue.closed = true;
+        // The feeding side may keep its end for long; what is left goes now.
+        while queue.take().is_some() {}
+        queue.packets = VecDeque::new();
     }
 }
 
@@ -325,10 +463,7 @@ impl PacketFeed {
         if queue.closed {
             return Err(packet);
         }
-        if queue.packets.len() < QUEUE_PACKETS && queue.bytes < QUEUE_BYTES {
-            queue.bytes += packet.data.len();
-            queue.packets.push_back(packet);
-        }
+        queue.put(packet);
         if let Some(waker) = queue.waker.take() {
             drop(queue);
             waker.wake();
@@ -362,6 +497,8 @@ pub struct Associations<K> {
     /// Keys in the order in which they are up for eviction.
     order: VecDeque<K>,
     limit: usize,
+    /// Bytes that wait in all of them.
+    waiting: Arc<AtomicUsize>,
 }
 
 struct Entry {
@@ -373,7 +510,7 @@ impl<K: Clone + Eq + Hash> Associations<K> {
     /// A table of at most `limit` associations.
     #[must_use]
     pub fn new(limit: usize) -> Self {
-        Self { feeds: HashMap::new(), order: VecDeque::new(), limit: limit.max(1) }
+        Self { feeds: HashMap::new(), order: VecDeque::new(), limit: limit.max(1), waiting: Arc::default() }
     }
 
     /// How many there are, ended ones that have not been noticed yet included.
@@ -386,6 +523,12 @@ impl<K: Clone + Eq + Hash> Associations<K> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.feeds.is_empty()
+    }
+
+    /// How much memory packets take that no association has taken yet.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
     }
 
     /// Gives `packet` to the association of `key`. If there is none (any more), makes one with this packet waiting in
@@ -404,7 +547,7 @@ impl<K: Clone + Eq + Hash> Associations<K> {
         if self.feeds.len() >= self.limit && !self.feeds.contains_key(key) {
             self.evict();
         }
-        let (feed, queue) = PacketQueue::new();
+        let (feed, queue) = PacketQueue::new(&self.waiting);
         let _ = feed.push(packet);
         if self.feeds.insert(key.clone(), Entry { feed, used: false }).is_none() {
             self.order.push_back(key.clone());
@@ -456,10 +599,10 @@ impl PacketConn for ClientPackets {
     fn poll_recv(
         &mut self,
         cx: &mut Context<'_>,
-        _room: Room,
+        room: Room,
         batch: &mut PacketBatch,
     ) -> Poll<io::Result<()>> {
-        self.queue.poll_recv(cx, batch)
+        self.queue.poll_recv(cx, room, batch)
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {

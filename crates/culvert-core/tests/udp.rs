@@ -112,8 +112,75 @@ async fn names_are_resolved_and_unknown_ones_dropped() {
         batch.push(Packet::new(Buf::copied(b"lost"), named("gone.test")));
         batch.push(Packet::new(Buf::copied(b"two"), named("here.test")));
         send(&mut a, &mut batch).await;
-        assert_eq!(receive_payloads(&mut b, 2).await, [b"one", b"two"]);
+        assert_eq!(receive_while_polled(&mut a, &mut b, 2).await, [b"one", b"two"]);
     }
+}
+
+/// Receives by `b` while `a` is polled as a relay does, which is when its look-ups go on.
+async fn receive_while_polled(
+    a: &mut impl PacketConn,
+    b: &mut impl PacketConn,
+    count: usize,
+) -> Vec<Vec<u8>> {
+    tokio::select! {
+        got = receive_payloads(b, count) => got,
+        _ = receive(a) => panic!("nothing was sent to it"),
+    }
+}
+
+/// Fails for one name at once the first time, and later knows it; for another name it takes forever.
+#[derive(Default)]
+struct Shaky(std::sync::atomic::AtomicBool);
+
+#[async_trait]
+impl Resolver for Shaky {
+    async fn resolve(&self, name: &Domain, _: Strategy) -> Result<Vec<IpAddr>, ResolveError> {
+        if name.as_str() == "dead.test" {
+            std::future::pending::<()>().await;
+        }
+        match self.0.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            true => Ok(vec![LOCAL]),
+            false => Err(ResolveError::Timeout),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_name_without_an_answer_holds_up_nobody_else() {
+    let ((a, _), (mut b, to)) = (conn().await, conn().await);
+    let mut a = Resolving::new(a, Arc::new(Shaky(true.into())), Strategy::AsIs);
+    let mut batch = PacketBatch::new();
+    for number in 0..100 {
+        let dead = Target::new(Host::parse("dead.test").unwrap(), to.port());
+        batch.push(Packet::new(Buf::copied(&[number]), dead));
+    }
+    batch.push(Packet::new(Buf::copied(b"by address"), to.into()));
+    batch.push(Packet::new(
+        Buf::copied(b"by name"),
+        Target::new(Host::parse("alive.test").unwrap(), to.port()),
+    ));
+    send(&mut a, &mut batch).await;
+    let mut got = receive_while_polled(&mut a, &mut b, 2).await;
+    got.sort();
+    assert_eq!(got, [&b"by address"[..], b"by name"]);
+}
+
+#[tokio::test]
+async fn a_failed_look_up_is_tried_again_later() {
+    let ((a, _), (mut b, to)) = (conn().await, conn().await);
+    let mut a = Resolving::new(a, Arc::new(Shaky::default()), Strategy::AsIs);
+    let to_name = |text: &[u8]| {
+        let mut batch = PacketBatch::new();
+        batch.push(Packet::new(Buf::copied(text), Target::new(Host::parse("name.test").unwrap(), to.port())));
+        batch
+    };
+    send(&mut a, &mut to_name(b"in the outage")).await;
+    send(&mut a, &mut to_name(b"right behind it")).await;
+    tokio::time::pause();
+    tokio::time::advance(std::time::Duration::from_secs(6)).await;
+    tokio::time::resume();
+    send(&mut a, &mut to_name(b"after it")).await;
+    assert_eq!(receive_while_polled(&mut a, &mut b, 1).await, [b"after it"]);
 }
 
 fn packet(text: &str) -> Packet {
@@ -151,4 +218,25 @@ fn a_flood_of_new_clients_spares_those_in_use() {
         }
         assert!(table.len() <= 8);
     }
+}
+
+/// However many packets come for associations that nobody serves, what waits is bounded, and goes with them.
+#[test]
+fn packets_that_wait_are_bounded_over_all_clients() {
+    let mut table = Associations::new(4096);
+    let large = || Packet::new(Buf::copied(&[1; 1400]), Target::new(LOCAL, 9));
+    let queues: Vec<_> = (0..2000).filter_map(|key| table.deliver(&key, large())).collect();
+    for _ in 0..40 {
+        (0..2000).for_each(|key| assert!(table.deliver(&key, large()).is_none()));
+    }
+    let full = table.waiting_bytes();
+    assert!((16 << 20..48 << 20).contains(&full), "{full} bytes wait");
+    // Who is served is so in a crowd too.
+    let queue = table.deliver(&5000, packet("one")).expect("a new client");
+    assert!(table.deliver(&5000, packet("two")).is_none());
+    assert!(table.waiting_bytes() > full);
+    drop(queues);
+    assert!(table.waiting_bytes() < 1000, "{} bytes wait for nobody", table.waiting_bytes());
+    drop(queue);
+    assert_eq!(table.waiting_bytes(), 0);
 }
