@@ -170,6 +170,12 @@ impl Dispatch {
         &self.shared.handshakes
     }
 
+    /// Most connections at once.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.shared.limit
+    }
+
     /// Whether as many connections are open as may be.
     #[must_use]
     pub fn is_full(&self) -> bool {
@@ -207,18 +213,20 @@ impl Dispatch {
     /// Gives a stream to another inbound, as if it had been accepted there.
     fn pass_on(&self, server: Arc<dyn StreamServer>, mut incoming: Incoming) {
         let plain = Self { shared: Arc::clone(&self.shared), inject: None };
-        tokio::spawn(async move {
+        let handshake = plain.handshakes().enter(incoming.session.source.ip());
+        let slot = handshake.slot();
+        let task = tokio::spawn(async move {
             if incoming.answer_early().await.is_err() {
                 return;
             }
             let Incoming { session, io: Io::Stream(conn), early, .. } = incoming else { return };
-            let handshake = plain.handshakes().enter(session.source.ip());
             let inbound = session.inbound.clone();
             let served = server.serve(Prefixed::wrap(early, conn), session, handshake, &plain).await;
             if let Err(error) = served {
                 debug!(inbound = %inbound, "injected connection not served: {}", Chain(&error));
             }
         });
+        slot.attach(task.abort_handle());
     }
 }
 
@@ -358,7 +366,10 @@ async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &Dial
         return;
     }
     let waits = incoming.reply.is_some();
-    let answered = incoming.answer(&DialOutcome::Failed(error)).await.is_ok();
+    // A client that never reads what it is told must not hold on to the flow, which has no idle limit yet.
+    let outcome = DialOutcome::Failed(error);
+    let answer = tokio::time::timeout(timeouts::HANDSHAKE, incoming.answer(&outcome));
+    let answered = answer.await.is_ok_and(|sent| sent.is_ok());
     if let Io::Stream(conn) = &mut incoming.io {
         if waits && answered {
             finish(conn).await;

@@ -38,6 +38,9 @@ impl Default for Limits {
     }
 }
 
+/// So many handshakes at once leave enough memory behind for it to be given back.
+const CROWD: usize = 512;
+
 /// The network a client comes from, as far as limits go.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 enum Prefix {
@@ -71,6 +74,8 @@ struct Table {
     /// By order of arrival.
     all: BTreeMap<u64, Entry>,
     by_prefix: HashMap<Prefix, BTreeSet<u64>>,
+    /// Most at once since the table was last empty.
+    peak: usize,
     /// Those that had to go before their task was named; they are ended when it is.
     evicted_early: HashSet<u64>,
 }
@@ -133,6 +138,7 @@ impl Handshakes {
         let was_empty = table.all.is_empty();
         table.by_prefix.entry(prefix).or_default().insert(number);
         table.all.insert(number, Entry { prefix, since: Instant::now(), task: Arc::clone(&task) });
+        table.peak = table.peak.max(table.all.len());
         drop(table);
         if was_empty {
             self.woken.notify_one();
@@ -141,6 +147,27 @@ impl Handshakes {
             self.abort(&entry, "too many clients in the handshake; the one that took longest was closed");
         }
         Handshake { slot: HandshakeSlot { number, task, handshakes: Arc::clone(self) } }
+    }
+
+    /// Ends the oldest client if a real one would be through by now: where the program carries all it may, those who say
+    /// nothing are not to keep others waiting. Whether there was one.
+    pub fn make_room(&self) -> bool {
+        let mut table = self.lock();
+        let Some((number, entry)) = table.all.first_key_value() else { return false };
+        // One whose task has no name yet has just come.
+        if entry.since.elapsed() < timeouts::HANDSHAKE_IN_A_CROWD || entry.task.get().is_none() {
+            return false;
+        }
+        let number = *number;
+        let entry = table.remove(number);
+        drop(table);
+        if let Some(entry) = &entry {
+            self.abort(
+                entry,
+                "connection limit reached; the client that took longest in its handshake was closed",
+            );
+        }
+        entry.is_some()
     }
 
     /// How many there are.
@@ -155,11 +182,16 @@ impl Handshakes {
         self.len() == 0
     }
 
-    /// Ends handshakes that take too long, while there are any. Runs until it is dropped.
+    /// Ends handshakes that take too long, while there are any, and gives back the memory that a crowd of them took.
+    /// Runs until it is dropped.
     pub async fn sweep(&self) {
         loop {
             let oldest = self.lock().all.values().next().map(|entry| entry.since);
             let Some(oldest) = oldest else {
+                if std::mem::take(&mut self.lock().peak) >= CROWD {
+                    culvert_wire::pool::trim();
+                    culvert_os::process::release_free_memory();
+                }
                 self.woken.notified().await;
                 continue;
             };

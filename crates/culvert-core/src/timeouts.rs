@@ -5,6 +5,8 @@ use std::time::Duration;
 /// From accept to the end of an inbound's handshake: greeting, authentication, request. sing-box 1.14.4 has none for
 /// SOCKS and HTTP and 15 s for TLS; the same number serves here for all.
 pub const HANDSHAKE: Duration = Duration::from_secs(15);
+/// The same while the program carries all the connections it may and others wait.
+pub const HANDSHAKE_IN_A_CROWD: Duration = Duration::from_secs(1);
 /// `connect_timeout` of the dial fields: one TCP connect, all addresses of the name together.
 pub const CONNECT: Duration = Duration::from_secs(5);
 /// An outbound's own handshake (SOCKS, HTTP CONNECT, …) after the connect.

@@ -1,6 +1,9 @@
-//! What a process sets for itself at start: the limit of open files, and how its allocator keeps memory.
+//! What a process sets for itself at start: the limit of open files, and how its allocator keeps memory. And whether who
+//! reads its output keeps up.
 
 use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use crate::sys;
 
@@ -15,6 +18,16 @@ pub fn raise_open_files_limit() -> io::Result<u64> {
 pub fn open_files() -> io::Result<usize> {
     let directory = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
     Ok(std::fs::read_dir(directory)?.count().saturating_sub(1))
+}
+
+/// Most bytes that a write to `fd` takes without waiting after [`takes_more`] said yes (PIPE_BUF, pipe(7)).
+pub const TAKEN_AT_ONCE: usize = 4096;
+
+/// Whether a write of [`TAKEN_AT_ONCE`] bytes to a pipe, a terminal or a file would go through, now or within `patience`.
+/// True where that cannot be told.
+pub fn takes_more(fd: BorrowedFd<'_>, patience: Duration) -> bool {
+    let millis = patience.as_millis().try_into().unwrap_or(i32::MAX);
+    sys::wait_writable(fd, millis).unwrap_or(true)
 }
 
 /// Allocation arenas. One per thread, glibc's way, keeps each thread's peak for good; two spare most of the contention.

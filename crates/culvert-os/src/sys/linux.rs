@@ -140,9 +140,14 @@ pub(crate) fn splice(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: usize, more:
 
 /// poll(2) for POLLOUT without waiting. On the write end of a pipe it says whether a slot is free.
 pub(crate) fn writable(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    wait_writable(fd, 0)
+}
+
+/// The same, waiting for so many milliseconds at most.
+pub(crate) fn wait_writable(fd: BorrowedFd<'_>, millis: c_int) -> io::Result<bool> {
     let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: `poll` is one valid pollfd, and one is what the count says.
-    check(unsafe { libc::poll(&mut poll, 1, 0) })?;
+    check(unsafe { libc::poll(&mut poll, 1, millis) })?;
     Ok(poll.revents & libc::POLLOUT != 0)
 }
 

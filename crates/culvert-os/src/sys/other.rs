@@ -100,6 +100,10 @@ pub(crate) fn writable(_: BorrowedFd<'_>) -> io::Result<bool> {
     unsupported()
 }
 
+pub(crate) fn wait_writable(_: BorrowedFd<'_>, _: c_int) -> io::Result<bool> {
+    unsupported()
+}
+
 pub(crate) fn enter_network_namespace(_: BorrowedFd<'_>) -> io::Result<()> {
     unsupported()
 }
