@@ -16,7 +16,7 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::body::{Body, Framer};
-use super::head::{MAX_HEAD, Response, Version};
+use super::head::{EndOfHead, MAX_HEAD, Response, Version};
 use super::status_only;
 
 /// How an exchange has ended.
@@ -49,6 +49,8 @@ pub(super) struct Exchange<'a> {
     up: Up,
     down: Down,
     stall: Option<Stall>,
+    /// The client has ended its side.
+    client_ended: bool,
 }
 
 /// Watches a client that does not take the response. While the session lives it is the session that is limited; what
@@ -65,8 +67,16 @@ struct Up {
     done: bool,
 }
 
+/// How far the head of a response has been looked at, which may come a byte at a time.
+#[derive(Default)]
+struct Head {
+    end: EndOfHead,
+    tried: bool,
+}
+
 struct Down {
     stage: Stage,
+    head: Head,
     read: BufChain,
     out: BufChain,
     unflushed: bool,
@@ -103,13 +113,14 @@ impl<'a> Exchange<'a> {
         let keep_alive = asked.keep_alive;
         let down = Down {
             stage: Stage::Head,
+            head: Head::default(),
             read: BufChain::new(),
             out: BufChain::new(),
             unflushed: false,
             written: 0,
             keep_alive,
         };
-        Self { client, early, origin, asked, up, down, stall: None }
+        Self { client, early, origin, asked, up, down, stall: None, client_ended: false }
     }
 
     /// Sends what there is of the request. Ready when nothing more will be sent.
@@ -157,10 +168,20 @@ impl<'a> Exchange<'a> {
             match &mut down.stage {
                 Stage::Head => {
                     let mut r = Reader::new(down.read.contiguous());
-                    match Response::decode(&mut r, asked.is_head, down.keep_alive) {
+                    // Once at the beginning, so that what is no HTTP at all is told at once; then when it is all there.
+                    let whole = down.head.end.is_in(r.rest());
+                    let first = !std::mem::replace(&mut down.head.tried, !r.rest().is_empty())
+                        && !r.rest().is_empty();
+                    let decoded = if whole || first || r.rest().len() >= MAX_HEAD {
+                        Response::decode(&mut r, asked.is_head, down.keep_alive)
+                    } else {
+                        Err(DecodeError::Incomplete)
+                    };
+                    match decoded {
                         Ok(response) => {
                             let used = r.position();
                             down.read.advance(used);
+                            down.head = Head::default();
                             down.keep_alive = response.keep_alive;
                             down.out = BufChain::copied(&response.head);
                             if response.status == 101 {
@@ -237,6 +258,29 @@ impl<'a> Exchange<'a> {
 }
 
 impl Exchange<'_> {
+    /// Looks after a client that has sent its request and waits: ready when it is gone. An origin may be silent for
+    /// hours, and without this the session would be kept for a client that is not there.
+    ///
+    /// What the client sends on is the beginning of its next request. Its end of stream is passed on as a tunnel would:
+    /// it may be gone or may have ended its side only, which the origin judges as if asked directly; and the session
+    /// has the shorter idle limit of a half-closed one from then on.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let waits = self.up.done && !self.client_ended && !matches!(self.down.stage, Stage::Tunnel);
+        while waits && self.early.len() < MAX_HEAD {
+            match self.client.poll_read_chain(cx, Room::NONE) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(_)) => return Poll::Ready(()),
+                Poll::Ready(Ok(mut more)) if !more.is_empty() => self.early.append(&mut more),
+                Poll::Ready(Ok(_)) => {
+                    self.client_ended = true;
+                    let _ = Pin::new(&mut self.origin).poll_shutdown(cx);
+                    return Poll::Pending;
+                }
+            }
+        }
+        Poll::Pending
+    }
+
     /// Ready when the client has taken nothing for too long of a response that is all here.
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         const LIMIT: Duration = timeouts::HALF_CLOSED_IDLE;
@@ -276,6 +320,10 @@ impl Future for Exchange<'_> {
         }
         match self.poll_down(cx) {
             Poll::Ready(outcome) => Poll::Ready(outcome.unwrap_or(Outcome::Broken)),
+            Poll::Pending if self.poll_gone(cx).is_ready() => {
+                self.origin.abort();
+                Poll::Ready(Outcome::Broken)
+            }
             Poll::Pending if self.down.out.is_empty() => Poll::Pending,
             Poll::Pending => {
                 ready!(self.poll_stall(cx));

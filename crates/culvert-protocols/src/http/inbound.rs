@@ -19,7 +19,7 @@ use super::body::Body;
 use super::exchange::{Asked, Exchange, Outcome};
 use super::head::{Ask, EndOfHead, MAX_HEAD, Request, Version};
 use super::status_only;
-use crate::handshake::send;
+use crate::handshake;
 use crate::uot;
 use crate::users::Users;
 
@@ -192,6 +192,13 @@ async fn read_request(
     }
     let limit = timeouts::HTTP_KEEP_ALIVE_IDLE;
     tokio::time::timeout(limit, reading).await.unwrap_or(Err(ServeError::Left))
+}
+
+/// Writes a whole answer of our own. Also where the handshake's time no longer runs, a client that asks and asks and
+/// never reads the answers is let go.
+async fn send(conn: &mut BoxStream, answer: &[u8]) -> io::Result<()> {
+    let sending = handshake::send(conn, answer);
+    tokio::time::timeout(timeouts::HANDSHAKE, sending).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// Tells the client to log in. True if it may do so on the same connection.

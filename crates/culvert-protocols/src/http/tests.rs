@@ -753,6 +753,74 @@ async fn a_large_body_passes_both_ways_at_once() {
     drop(sending.await.unwrap());
 }
 
+/// A client that is gone while the origin is silent takes its session along, on the first request and on later ones.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_is_not_waited_for() {
+    const GET: &[u8] = b"GET http://a/ HTTP/1.1\r\nProxy-Connection: keep-alive\r\n\r\n";
+    for kept in [false, true] {
+        let mut world = World::new();
+        let (mut client, serving) = world.serve(&server(&[]));
+        if kept {
+            client.write_all(GET).await.unwrap();
+            world.next().await.stream().write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+            read_head(&mut client).await;
+        }
+        client.write_all(GET).await.unwrap();
+        let mut origin = world.next().await.stream();
+        read_head(&mut origin).await;
+        client.write_all(b"GET http://b/ HT").await.unwrap(); // the beginning of another
+        culvert_core::StreamConn::abort(&mut client);
+        drop(client);
+        assert!(origin.read(&mut [0; 8]).await.is_err(), "the origin is not told");
+        assert!(serving.await.unwrap().is_ok());
+    }
+}
+
+/// A client that ends its side only has said all it has to say and gets its answers.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_ends_its_side_is_answered() {
+    let mut world = World::new();
+    let (mut client, _) = world.serve(&server(&[]));
+    client
+        .write_all(
+            b"GET http://a/ HTTP/1.1\r\nProxy-Connection: keep-alive\r\n\r\nGET http://b/ HTTP/1.1\r\n\r\n",
+        )
+        .await
+        .unwrap();
+    client.shutdown().await.unwrap();
+    for host in ["a:80", "b:80"] {
+        let arrived = world.next().await;
+        assert_eq!(arrived.session.target, target(host));
+        let mut origin = arrived.stream();
+        assert!(rest(&mut origin).await.starts_with("GET / HTTP/1.1\r\n"), "the end is passed on");
+        origin.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+    }
+    let seen = rest(&mut client).await;
+    assert_eq!(seen.matches("\r\n\r\nok").count(), 2, "{seen}");
+}
+
+/// Answers that the program itself gives are not waited for either, when nobody reads them.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_only_asks_is_let_go() {
+    let mut world = World::new();
+    let (client, far) = culvert_core::duplex::duplex(1000);
+    let serving = world.serve_on(&server(&[]), Box::new(far), "192.0.2.1:9".parse().unwrap());
+    let (_read, mut write) = tokio::io::split(client);
+    let flood = tokio::spawn(async move {
+        write.write_all(b"GET http://a/ HTTP/1.1\r\nProxy-Connection: keep-alive\r\n\r\n").await?;
+        loop {
+            write.write_all(b"GET / HTTP/1.1\r\nProxy-Connection: keep-alive\r\n\r\n").await?;
+        }
+        #[allow(unreachable_code, reason = "names the type of the error")]
+        std::io::Result::Ok(())
+    });
+    world.next().await.stream().write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+    let limit = culvert_core::timeouts::HANDSHAKE * 2;
+    let served = tokio::time::timeout(limit, serving).await.expect("it is let go").unwrap();
+    assert!(served.is_err());
+    assert!(flood.await.unwrap().is_err());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_client_that_takes_nothing_does_not_hold_on_forever() {
     let mut world = World::new();

@@ -21,13 +21,14 @@ pub async fn serve(version: Version, mut incoming: Incoming, dispatch: &Dispatch
         dispatch.submit(incoming);
         return Ok(());
     };
-    if let Some(reply) = incoming.reply.take() {
-        let mut bytes = Vec::new();
-        reply(&DialOutcome::Connected(conn.local_addr()), &mut bytes);
-        write_chain(&mut conn, &mut BufChain::copied(&bytes)).await?;
-    }
+    let reply = incoming.reply.take();
     let mut early = incoming.early;
     let reading = async {
+        if let Some(reply) = reply {
+            let mut bytes = Vec::new();
+            reply(&DialOutcome::Connected(conn.local_addr()), &mut bytes);
+            write_chain(&mut conn, &mut BufChain::copied(&bytes)).await?;
+        }
         match version {
             Version::V1 => {
                 let target = read_message(&mut conn, &mut early, MAX_REQUEST, peek_peer).await?;
