@@ -151,7 +151,8 @@ impl PacketListener {
             target: self.target.apply(local.into()),
             udp_timeout: self.udp_timeout,
             conn: UdpConn::new(socket),
-            associations: Associations::new(ASSOCIATIONS),
+            // Datagrams cost their sender nothing, not even an address of its own: they must not take the places of all.
+            associations: Associations::new(ASSOCIATIONS.min(dispatch.limit() / 4)),
             clean_at: CLEAN_AT,
             dispatch: dispatch.clone(),
         };

@@ -18,26 +18,23 @@ use culvert_os::socket::{UdpOptions, udp_socket};
 use culvert_wire::{BufChain, DecodeError, Room, Target};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::UdpSocket;
-use tokio::sync::Semaphore;
 
 use super::codec::{
     Command, Greeting, Login, MAX_MESSAGE, Method, Reply, ReplyCode, Request, Request4, VERSION_4, VERSION_5,
     encode_login_status, encode_method, encode_reply4,
 };
 use super::udp::{decapsulate, encapsulate, room};
+use super::waiting::{Limits, Waiting};
 use crate::handshake::send;
 use crate::uot;
 use crate::users::Users;
-
-/// Most associations that wait for their first datagram. Until that comes they are in no table that has a limit.
-const WAITING: usize = 1024;
 
 /// Serves SOCKS 4, 4a and 5.
 pub struct SocksServer {
     users: Arc<Users>,
     udp: UdpOptions,
     udp_timeout: Option<Duration>,
-    waiting: Semaphore,
+    waiting: Arc<Waiting>,
 }
 
 impl SocksServer {
@@ -45,7 +42,7 @@ impl SocksServer {
     /// `udp_timeout` ends.
     #[must_use]
     pub fn new(users: Arc<Users>, udp: UdpOptions, udp_timeout: Option<Duration>) -> Self {
-        Self { users, udp, udp_timeout, waiting: Semaphore::new(WAITING) }
+        Self { users, udp, udp_timeout, waiting: Waiting::new(Limits::default()) }
     }
 
     /// Serves a conn from which `early` has been read already.
@@ -171,10 +168,6 @@ impl SocksServer {
             let error = ServeError::Unsupported("UDP ASSOCIATE without a socket below");
             return refuse_5(conn, ReplyCode::FAILURE, error).await;
         };
-        let Ok(waiting) = self.waiting.try_acquire() else {
-            let error = ServeError::Denied("too many associations wait for their first datagram");
-            return refuse_5(conn, ReplyCode::FAILURE, error).await;
-        };
         let socket = match self.open_socket(local) {
             Ok(socket) => socket,
             Err(error) => return refuse_5(conn, ReplyCode::FAILURE, error.into()).await,
@@ -184,10 +177,16 @@ impl SocksServer {
         send(&mut conn, &reply).await?;
         // The client has proved itself as far as it must; how long it may wait is a matter of the association.
         drop(handshake);
+        let mut place = self.waiting.enter(session.source.ip());
         let mut association = Association::new(conn, UdpConn::framed(socket), session.source.ip());
         let limit = self.udp_timeout.unwrap_or(timeouts::UDP_IDLE);
-        let first = tokio::time::timeout(limit, association.first_target()).await;
-        drop(waiting);
+        let first = tokio::select! {
+            first = tokio::time::timeout(limit, association.first_target()) => first,
+            () = place.evicted() => {
+                return Err(ServeError::Denied("too many associations wait for their first datagram"));
+            }
+        };
+        drop(place);
         match first {
             Ok(Ok(target)) => session.target = target,
             // It left, or never sent anything; the control connection closes.

@@ -20,6 +20,7 @@ pub mod codec;
 mod inbound;
 mod outbound;
 mod udp;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

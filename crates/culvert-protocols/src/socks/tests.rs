@@ -557,6 +557,34 @@ async fn control_connection_closes_when_no_datagram_comes() {
     assert!(world.dispatch.flows().is_empty());
 }
 
+/// One who opens associations and sends nothing keeps nobody out, not even itself.
+#[tokio::test]
+async fn associations_that_send_nothing_make_room() {
+    let mut world = World::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server: Arc<dyn StreamServer> = Arc::new(SocksServer::new(users(&[]), UdpOptions::default(), None));
+    let mut crowd = Vec::new();
+    let mut relay = None;
+    for _ in 0..300 {
+        let mut control = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, source) = listener.accept().await.unwrap();
+        world.serve_on(&server, Box::new(TcpConn::new(accepted)), source);
+        control.write_all(&hex("050100 05030001000000000000")).await.unwrap();
+        let mut answer = [0; 12];
+        control.read_exact(&mut answer).await.unwrap();
+        assert_eq!(answer[3], 0, "refused");
+        relay =
+            Target { host: Reply::decode(&mut Reader::new(&answer[2..])).unwrap().host.unwrap(), port: 0 }
+                .socket_addr()
+                .map(|to| SocketAddr::new(to.ip(), u16::from_be_bytes([answer[10], answer[11]])));
+        crowd.push(control);
+    }
+    assert_eq!(crowd[0].read(&mut [0; 8]).await.unwrap(), 0, "the oldest is let go");
+    let local = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    local.send_to(&hex("000000 01 01020304 0035 646e73"), relay.unwrap()).await.unwrap();
+    assert_eq!(world.next().await.session.target.to_string(), "1.2.3.4:53");
+}
+
 #[tokio::test]
 async fn client_and_server_associate() {
     // The server on a loopback socket, the client through its own dialer.
