@@ -1,5 +1,8 @@
 //! Limits on clients that are not authenticated yet.
 
+// The helpers are part of the tests too, which clippy's allowance for tests does not see.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
