@@ -13,8 +13,9 @@
 //!   `src/options/`, in canonical order; the syntax is explained at the top of `src/table.rs`. Decoding, unknown-key
 //!   hints, `format` and the schema follow from the line. The type of the field decides which forms are accepted:
 //!   see `src/value/`. `Option<T>` where an explicit zero differs from absence, `List<T>` where one value may stand
-//!   for a list, `Secret<T>` around what logs must not show, `choices!` for one of a few words, a tag type from
-//!   `src/value/tag.rs` for the name of another object (it is then resolved by `check` without further work).
+//!   for a list, `Secret<T>` around what logs must not show, `choices!` for one of a few words (inside `Word<T>` if
+//!   sing-box takes any word while the option has no effect), `Typed<K>` for an object of one of several types, a tag
+//!   type from `src/value/tag.rs` for the name of another object (it is then resolved by `check` without further work).
 //! * **A type** of inbound, outbound, endpoint, DNS server, service ...: its table in a file of its own, and one line in
 //!   the `kinds!` list of that section.
 //! * **A check** of one object: `check = Type::function;` behind the table, a `fn(&self, &Node, &mut Cx)` that calls

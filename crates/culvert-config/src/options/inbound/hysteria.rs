@@ -171,12 +171,32 @@ impl Masquerade {
                 Ok(MasqueradeKind::Proxy(Box::new(proxy)))
             }
             "file" => {
-                let file = MasqueradeFile { directory: path.to_owned() };
+                let file = MasqueradeFile { directory: unescaped(path) };
                 Ok(MasqueradeKind::File(Box::new(file)))
             }
             _ => Err(format!("unknown URL scheme `{scheme}`; known are http, https, file")),
         }
     }
+}
+
+/// A path of a URL with its `%XX` made the bytes they stand for.
+fn unescaped(path: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = path.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        let escaped = tail.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(escaped) if byte == b'%' => {
+                bytes.push(escaped);
+                rest = &tail[2..];
+            }
+            _ => {
+                bytes.push(byte);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 impl OptionValue for Masquerade {
@@ -202,5 +222,24 @@ impl OptionValue for Masquerade {
     fn schema(&self, schema: &mut Schema) -> Node {
         let forms = [Schema::typed("string"), self.0.schema(schema)];
         Schema::any_of(forms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_says_what_to_pretend() {
+        let directory = |url| match Masquerade::from_url(url) {
+            Ok(MasqueradeKind::File(file)) => Some(file.directory),
+            _ => None,
+        };
+        assert_eq!(directory("file:///var/www%20x").as_deref(), Some("/var/www x"));
+        assert_eq!(directory("file:///100%").as_deref(), Some("/100%"));
+        assert!(matches!(Masquerade::from_url("https://example.org/a"), Ok(MasqueradeKind::Proxy(_))));
+        for url in ["", "example.org", "ftp://example.org", "http://a b"] {
+            assert!(Masquerade::from_url(url).is_err(), "{url}");
+        }
     }
 }
