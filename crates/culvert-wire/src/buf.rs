@@ -196,7 +196,7 @@ mod tests {
         let chunk = Room { head: 2, tail: 16, max: 0x3fff };
         let both = tls.around(chunk);
         assert_eq!((both.head, both.tail), (7, 33));
-        assert_eq!(both.max, 0x3fff.min(16384 - 18));
+        assert_eq!(both.max, 16384 - 18, "the chunk with its head and tail must fit into one record");
         assert_eq!(Room::NONE.around(Room::NONE), Room { head: 0, tail: 0, max: usize::MAX });
     }
 
