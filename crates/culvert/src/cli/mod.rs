@@ -5,9 +5,11 @@
 
 mod check;
 mod completion;
+mod explain;
 mod format;
 mod generate;
 mod merge;
+mod rule_set;
 mod run;
 mod schema;
 mod sources;
@@ -71,6 +73,11 @@ enum Command {
     /// Make keys, certificates and random values.
     #[command(subcommand)]
     Generate(generate::Command),
+    /// Make, read and try rule-set files.
+    #[command(subcommand)]
+    RuleSet(rule_set::Command),
+    /// Say which rules a connection meets, which outbound it gets, and why.
+    Explain(explain::Arguments),
     /// Print a completion script for a shell.
     Completion(completion::Arguments),
 }
@@ -117,6 +124,8 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
         Command::Version(arguments) => version::execute(arguments),
         Command::Schema(arguments) => schema::execute(arguments),
         Command::Generate(command) => generate::execute(command),
+        Command::RuleSet(command) => rule_set::execute(&cli.global, command),
+        Command::Explain(arguments) => explain::execute(&cli.global, arguments),
         Command::Completion(arguments) => completion::execute(arguments),
     }
 }

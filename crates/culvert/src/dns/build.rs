@@ -12,7 +12,6 @@ use culvert_config::options::dns::server::{DnsServerKind, LocalDnsServer};
 use culvert_config::options::route::RouteOptions;
 use culvert_core::{Dialer, Outbound, Resolver, Tag};
 use culvert_dns::cache::CacheOptions;
-use culvert_dns::chain::find_circle;
 use culvert_dns::plain::Sockets;
 use culvert_dns::reverse::ReverseMapping;
 use culvert_dns::server::fakeip::FakeAddresses;
@@ -20,7 +19,6 @@ use culvert_dns::server::local::LocalServer;
 use culvert_dns::server::{BuildError, ServerCx, ServerEntry};
 use culvert_dns::{Client, DnsRouter, DnsServer, SystemOptions, SystemResolver};
 use culvert_protocols::fields::dial::dialer;
-use culvert_wire::Host;
 
 use super::policy::{Policy, Shared, query_options};
 use super::{Dns, Names};
@@ -64,7 +62,6 @@ pub(crate) fn build(
 ) -> Dns {
     let dns = &options.dns;
     let mut builder = Builder { options, outbounds, names, fake: None, errors };
-    builder.check_resolvers();
     let mut clients = HashMap::new();
     let cache = cache(dns);
     for (index, one) in dns.servers.iter().enumerate() {
@@ -178,46 +175,4 @@ impl Builder<'_> {
             }
         }
     }
-
-    /// Servers with a name need somebody else who resolves it.
-    fn check_resolvers(&mut self) {
-        let route = &self.options.route;
-        let mut resolvers = HashMap::new();
-        for (index, one) in self.options.dns.servers.iter().enumerate() {
-            let Some(name) = server_name(&one.kind) else { continue };
-            if Host::parse(name).ok().is_none_or(|host| host.ip().is_some()) {
-                continue;
-            }
-            let dial = ServerEntry::find(one.kind.name()).and_then(|entry| (entry.dial)(&one.kind));
-            let dial = with_defaults(dial.cloned().unwrap_or_default(), route);
-            match &dial.domain_resolver {
-                _ if dial.detour.get().is_some() => {}
-                Some(resolver) => {
-                    resolvers.insert(one.tag.as_str(), resolver.0.server.0.clone());
-                }
-                None => {
-                    let place = format!("dns.servers[{index}] \"{}\"", one.tag);
-                    self.errors.invalid(place, "missing domain resolver for domain server address");
-                }
-            }
-        }
-        let tags = self.options.dns.servers.iter().map(|one| one.tag.as_str());
-        if let Some(circle) = find_circle(tags, |tag| resolvers.get(tag).map(String::as_str)) {
-            self.errors.invalid("dns.servers", format!("circular server dependency: {circle}"));
-        }
-    }
-}
-
-/// What `server` says, of those types that have it.
-fn server_name(kind: &DnsServerKind) -> Option<&str> {
-    let server = match kind {
-        DnsServerKind::Udp(server) => &server.remote.server,
-        DnsServerKind::Tcp(server) => &server.remote.server,
-        DnsServerKind::Tls(server) => &server.remote.server,
-        DnsServerKind::Quic(server) => &server.server.remote.server,
-        DnsServerKind::Https(server) => &server.server.remote.server,
-        DnsServerKind::H3(server) => &server.https.server.remote.server,
-        _ => return None,
-    };
-    Some(&server.server)
 }

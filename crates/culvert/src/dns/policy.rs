@@ -1,7 +1,8 @@
 //! The rules of the `dns` section.
 //!
-//! Rules run from first to last, as route rules do. In a configuration without `evaluate` and `match_response`, a rule with
-//! conditions on addresses asks its server first, and keeps the answer only if an address in it passes (SURFACE 12.4).
+//! Rules run from first to last, as route rules do. In a configuration without `evaluate`, `match_response`, `query_type` and
+//! `ip_version`, a rule with conditions on addresses asks its server first, and keeps the answer only if an address in it
+//! passes (probed with sing-box 1.14.4).
 //! Evaluated queries are asked one after the other, where sing-box asks them at the same time: the answers are the same.
 
 use std::net::IpAddr;
@@ -38,7 +39,7 @@ pub(super) struct Policy {
     rule_sets: Arc<RuleSetStore>,
     /// Tags of the servers of type `fakeip`, which only clients get answers from.
     fake: Vec<String>,
-    /// Whether the configuration knows no `evaluate` and no `match_response`.
+    /// Whether conditions on addresses stand for themselves: no rule evaluates answers or looks at the type of a query.
     filters: bool,
 }
 
@@ -82,8 +83,11 @@ impl Policy {
         errors: &mut BuildErrors,
     ) -> Self {
         let evaluates = options.iter().any(|one| {
-            matches!(one.action, DnsAction::Evaluate(_))
-                || any(&one.condition, &|fields| asked_response(fields).is_some())
+            let is_newer = |fields: &DnsMatch| {
+                asked_response(fields).is_some() || fields.ip_version != 0 || !fields.query_type.is_empty()
+            };
+            matches!(one.action, DnsAction::Evaluate(_) | DnsAction::Respond(_))
+                || any(&one.condition, &is_newer)
         });
         let mut rules = Vec::with_capacity(options.len());
         for (index, one) in options.iter().enumerate() {
@@ -133,9 +137,9 @@ impl Policy {
                 Action::SetOptions(changes) => changes.apply(&mut options),
                 Action::Route { server, changes } => {
                     let Some(client) = self.client(dns, server, asker) else { continue };
-                    let mut options = options.clone();
-                    changes.apply(&mut options);
-                    let answer = client.exchange(query, &options).await?;
+                    let mut asked = options.clone();
+                    changes.apply(&mut asked);
+                    let answer = client.exchange(query, &asked).await?;
                     if !filters {
                         return Ok(answer);
                     }
@@ -143,12 +147,14 @@ impl Policy {
                         return Ok(answer);
                     }
                     debug!(%query, server, "answer does not pass the rule");
+                    // sing-box forgets with the answer what earlier rules have set.
+                    options.clone_from(&dns.options);
                 }
                 Action::Evaluate { server, tag, changes } => {
                     let Some(client) = self.client(dns, server, asker) else { continue };
-                    let mut options = options.clone();
-                    changes.apply(&mut options);
-                    let answer = client.exchange(query, &options).await;
+                    let mut asked = options.clone();
+                    changes.apply(&mut asked);
+                    let answer = client.exchange(query, &asked).await;
                     if let Err(error) = &answer {
                         debug!(%query, server, %error, "evaluated query failed");
                     }
@@ -256,7 +262,10 @@ fn check(one: &RuleOption<DnsMatch, DnsAction>, evaluates: bool, place: &str, er
         errors.not_built(format!("`rule_set_ip_cidr_accept_empty` in {place}"));
     }
     if evaluates && any(&one.condition, &DnsMatch::is_address_filter) {
-        errors.invalid(place, "conditions on addresses need `match_response` beside `evaluate` rules");
+        errors.invalid(
+            place,
+            "conditions on addresses need `match_response` beside `evaluate`, `query_type` or `ip_version`",
+        );
     }
 }
 

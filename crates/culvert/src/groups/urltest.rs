@@ -149,3 +149,76 @@ fn slot(network: Network) -> usize {
         Network::Udp => 1,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use culvert_core::{BoxPackets, BoxStream, DialError, Flows, Outbound, Session, Tag};
+    use culvert_tls::{Store, StoreSettings};
+    use culvert_wire::BufChain;
+
+    use super::*;
+
+    /// Carries streams, and datagrams where its tag says so.
+    struct Fake(Tag);
+
+    #[async_trait]
+    impl Outbound for Fake {
+        fn tag(&self) -> &Tag {
+            &self.0
+        }
+
+        fn carries(&self, network: Network) -> bool {
+            network == Network::Tcp || self.0.name.starts_with("udp")
+        }
+
+        async fn dial(&self, _: &Session, _: &mut BufChain) -> Result<BoxStream, DialError> {
+            Err(DialError::Rejected("test"))
+        }
+
+        async fn listen_packet(&self, _: &Session) -> Result<BoxPackets, DialError> {
+            Err(DialError::Rejected("test"))
+        }
+    }
+
+    fn group(members: &[&str], history: &Arc<History>) -> Group {
+        let probe = Probe::new("http://probe.test", &Store::new(StoreSettings::default())).unwrap();
+        let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3600));
+        let test = UrlTest::new(probe, minute, hour, 50, Arc::clone(history));
+        let members =
+            members.iter().map(|tag| Member::Outbound(Arc::new(Fake(Tag::new("fake", *tag))))).collect();
+        Group::url_test(Tag::new("urltest", "g"), members, test, false, Flows::new())
+    }
+
+    #[tokio::test]
+    async fn a_member_is_left_only_for_one_that_is_better_by_more_than_the_tolerance() {
+        let history = Arc::new(History::default());
+        let group = group(&["a", "b", "udp"], &history);
+        let now = |network| group.now(network).map(|tag| tag.name.to_string());
+        let set = |tag: &str, millis| {
+            history.set(&tag.into(), Duration::from_millis(millis));
+            let super::super::Kind::UrlTest(test) = &group.kind else { panic!("a URL test") };
+            test.choose(&group.members)
+        };
+        assert_eq!(now(Network::Tcp).as_deref(), Some("a"), "before any result, the first");
+        assert_eq!(now(Network::Udp).as_deref(), Some("udp"), "the first that carries it");
+        assert!(!set("a", 200), "a first choice is no change");
+        assert!(!set("b", 150), "within the tolerance");
+        assert_eq!(now(Network::Tcp).as_deref(), Some("a"));
+        assert!(set("b", 149));
+        assert_eq!(now(Network::Tcp).as_deref(), Some("b"));
+        assert_eq!(now(Network::Udp).as_deref(), Some("udp"));
+        history.forget("b");
+        assert!(set("a", 200), "a member without a result is left");
+        assert_eq!(now(Network::Tcp).as_deref(), Some("a"));
+    }
+
+    #[tokio::test]
+    async fn members_that_fail_lose_their_results() {
+        let history = Arc::new(History::default());
+        let group = group(&["a", "b"], &history);
+        history.set(&"a".into(), Duration::from_millis(1));
+        assert!(group.test().await.is_empty(), "nobody answers");
+        assert!(history.get("a").is_none());
+    }
+}

@@ -6,9 +6,11 @@
 //! | [`condition`] | conditions of route rules, DNS rules and rule-sets in the matcher's words |
 //! | [`rule_sets`] | the rule-sets, read again when their files change |
 //! | [`sniff`] | the action of that name |
+//! | [`explain`] | a decision in words |
 //! | [`redirect`] | an outbound that dials something else than the client named |
 
 pub(crate) mod condition;
+mod explain;
 mod redirect;
 pub(crate) mod rule;
 mod rule_sets;

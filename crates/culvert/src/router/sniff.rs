@@ -109,8 +109,8 @@ async fn look(
     }
 }
 
-/// Stands in for a conn while it is being wrapped; nobody ever uses it.
-struct Gone;
+/// Stands in for a conn while it is being wrapped, or where there is none.
+pub(super) struct Gone;
 
 impl PacketConn for Gone {
     fn poll_recv(

@@ -4,6 +4,7 @@
 //! |------------|----------------------------------------------------------------------------------------|
 //! | [`exits`]  | SOCKS servers that tell a client which of them it reached, and what it was to dial     |
 //! | [`client`] | SOCKS and DNS clients, as small as the tests allow                                     |
+//! | [`commands`] | `rule-set` and `explain` on the command line                                  |
 //! | [`dice`]   | repeatable random choices                                                              |
 //! | [`routes`] | random route rules and flows: equal verdicts from both programs                       |
 //! | [`queries`]| the same for DNS rules and queries                                                     |
@@ -14,6 +15,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod client;
+mod commands;
 mod dice;
 mod exits;
 mod queries;

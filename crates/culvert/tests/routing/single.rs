@@ -219,6 +219,8 @@ fn what_is_not_built_is_refused_by_name() {
         { "match_response": true, "ip_accept_any": true, "action": "respond", "race": true }
     ] });
     refused(race, json!([]), "`race`");
-    let nameless = json!({ "servers": [{ "type": "udp", "tag": "a", "server": "a.test" }] });
-    refused(nameless, json!([]), "missing domain resolver");
+    let filter = json!({ "servers": [{ "type": "local", "tag": "s" }], "rules": [
+        { "query_type": "A", "server": "s" }, { "ip_cidr": "10.0.0.0/8", "server": "s" }
+    ] });
+    refused(filter, json!([]), "`match_response`");
 }

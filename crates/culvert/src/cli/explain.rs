@@ -1,0 +1,88 @@
+//! `culvert explain`: what the rules make of a connection, and why.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use clap::{Args, ValueEnum};
+use culvert_core::{Network, Session, SessionId, Sniffed, Tag};
+use culvert_rules::sniff::Protocol;
+use culvert_wire::{Domain, Target};
+
+use super::{Failure, Global, print, refused, sources};
+use crate::instance::{BuildErrors, Parts};
+
+#[derive(Args, Debug)]
+pub(super) struct Arguments {
+    /// Where the connection goes, as `host:port`.
+    destination: String,
+    /// What is carried.
+    #[arg(short, long, default_value = "tcp")]
+    network: Carried,
+    /// Tag of the inbound it comes in by.
+    #[arg(short, long, default_value = "")]
+    inbound: String,
+    /// The client, as `address:port`.
+    #[arg(short, long)]
+    source: Option<SocketAddr>,
+    /// The user it has authenticated as.
+    #[arg(short, long)]
+    user: Option<String>,
+    /// What sniffing tells of it.
+    #[arg(short, long, value_parser = protocol)]
+    protocol: Option<Protocol>,
+    /// The name that sniffing finds; needs --protocol.
+    #[arg(long, requires = "protocol")]
+    sniffed_domain: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Carried {
+    /// A stream.
+    Tcp,
+    /// Datagrams.
+    Udp,
+}
+
+fn protocol(name: &str) -> Result<Protocol, String> {
+    let found = Protocol::ALL.into_iter().find(|one| one.as_str() == name);
+    found.ok_or_else(|| "not a protocol that sniffing knows".to_owned())
+}
+
+/// Runs the rules of the data path over a connection that does not exist. Nothing is dialled; names are looked up where
+/// a rule asks for it.
+pub(super) fn execute(global: &Global, arguments: &Arguments) -> Result<(), Failure> {
+    let loaded = culvert_config::load(&sources::read(global)?).map_err(|findings| refused(&findings))?;
+    let session = session(arguments)?;
+    let mut errors = BuildErrors::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::new)?;
+    let lines = runtime.block_on(async {
+        match Parts::build(&loaded.options, &mut errors) {
+            Some(parts) if errors.is_empty() => Ok(parts.router.explain(session).await),
+            _ => Err(Failure::new(&errors)),
+        }
+    })?;
+    print((lines.join("\n") + "\n").as_bytes())
+}
+
+fn session(arguments: &Arguments) -> Result<Session, Failure> {
+    let wrong = || Failure(format!("`{}` is not of the form host:port", arguments.destination));
+    let domain = match &arguments.sniffed_domain {
+        Some(name) => Some(Domain::new(name).map_err(Failure::new)?),
+        None => None,
+    };
+    Ok(Session {
+        id: SessionId::next(),
+        network: match arguments.network {
+            Carried::Tcp => Network::Tcp,
+            Carried::Udp => Network::Udp,
+        },
+        inbound: Tag::new("explain", arguments.inbound.as_str()),
+        user: arguments.user.as_deref().map(Into::into),
+        source: arguments.source.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, 0).into()),
+        target: Target::parse(&arguments.destination, None).ok_or_else(wrong)?,
+        sniffed: arguments.protocol.map(|protocol| Sniffed {
+            protocol: protocol.as_str(),
+            domain,
+            client: None,
+        }),
+    })
+}

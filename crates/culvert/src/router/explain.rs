@@ -1,0 +1,75 @@
+//! A decision in words: every rule in order, with what of it matched and what did not. The rules are judged by the code
+//! of the data path.
+
+use culvert_core::duplex::duplex;
+use culvert_core::{Chain, Decision, Incoming, Io, Network, Session};
+use culvert_rules::rule::{Event, Facts, RuleSets};
+use culvert_wire::BufChain;
+
+use super::rule::Rule;
+use super::sniff::Gone;
+use super::{Router, Watch};
+
+impl Router {
+    /// What the rules make of a session, as lines. Its client says nothing.
+    pub(crate) async fn explain(&self, session: Session) -> Vec<String> {
+        let io = match session.network {
+            Network::Tcp => Io::Stream(Box::new(duplex(1).0)),
+            Network::Udp => Io::Packets(Box::new(Gone)),
+        };
+        let mut lines = Lines(vec![format!("{} connection to {}", session.network, session.target)]);
+        let mut incoming = Incoming { session, io, early: BufChain::new(), reply: None, udp_timeout: None };
+        let decision = self.judge(&mut incoming, &mut lines).await;
+        let (way, end) = match decision {
+            Decision::Dial { outbound, way, udp_idle: _ } => {
+                let target = &incoming.session.target;
+                (way, format!("outbound {} dials {target}", outbound.tag()))
+            }
+            Decision::Refuse { error, way } => (way, format!("refused: {}", Chain(&error))),
+            Decision::Serve { handler, way } => (way, format!("served by {}", handler.name())),
+        };
+        lines.0.push(format!("decided by: {}", way.rule));
+        if way.chain.len() > 1 {
+            let chain: Vec<&str> = way.chain.iter().rev().map(|tag| &**tag).collect();
+            lines.0.push(format!("chain: {}", chain.join(" -> ")));
+        }
+        lines.0.push(end);
+        lines.0
+    }
+}
+
+struct Lines(Vec<String>);
+
+impl Watch for Lines {
+    fn judge(&mut self, index: usize, rule: &Rule, facts: &Facts<'_>, sets: &RuleSets) -> bool {
+        let (mut steps, mut depth) = (Vec::new(), 1);
+        let said = |matched: bool| if matched { "yes" } else { "no" };
+        let matched = rule.matcher.explain(facts, sets, &mut |event: Event<'_>| {
+            let (here, text) = match event {
+                Event::Item { item, matched } => (depth, format!("{item}: {}", said(matched))),
+                Event::RuleSets { text, matched } => (depth, format!("{text}: {}", said(matched))),
+                Event::EnterRuleSet { tag, merged } => {
+                    depth += 1;
+                    let how = if merged { ", merged into this rule" } else { "" };
+                    (depth - 1, format!("rule-set {tag}{how}"))
+                }
+                Event::EnterPart { index, rule } => {
+                    depth += 1;
+                    (depth - 1, format!("part {index}: {rule}"))
+                }
+                Event::LeaveRuleSet { tag, matched } => {
+                    depth -= 1;
+                    (depth, format!("rule-set {tag}: {}", said(matched)))
+                }
+                Event::LeavePart { index, matched } => {
+                    depth -= 1;
+                    (depth, format!("part {index}: {}", said(matched)))
+                }
+            };
+            steps.push(format!("{}{text}", "    ".repeat(here)));
+        });
+        self.0.push(format!("route.rules[{index}] {}: {}", rule.text, said(matched)));
+        self.0.append(&mut steps);
+        matched
+    }
+}
