@@ -84,6 +84,7 @@ impl Acceptor {
         let (conn, mut facts) = result.map_err(|Failure { fault, server_name }| TlsError {
             side: Side::Server,
             name: server_name,
+            peer: None,
             fault,
         })?;
         if self.tolerates_http_1_1 {

@@ -110,9 +110,8 @@ impl Store {
     pub(crate) fn authorities(&self) -> Result<Arc<Authorities>, &str> {
         let read = self.read.get_or_init(|| {
             let settings = self.settings.clone();
-            let base = base(settings.base);
             let paths = [&*settings.paths, &*settings.folders].concat();
-            let reload = move || load(&settings, base.clone());
+            let reload = move || load(&settings, base(settings.base));
             Watched::new("certificate store", paths, reload).map_err(|error| error.to_string())
         });
         read.as_ref().map(|watched| watched.current().0).map_err(String::as_str)

@@ -28,6 +28,8 @@ use crate::verify::{Belief, ServerVerifier};
 pub struct Connector {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
+    /// Whom the stream leads to, where that is not the name.
+    peer: Option<Arc<str>>,
     fragment: Fragment,
     timeout: Duration,
     /// What it is made from, for [`Connector::with_ech`].
@@ -42,7 +44,8 @@ impl Connector {
     /// An option means nothing, or a file cannot be read.
     pub fn new(settings: ClientSettings, server: &Host, store: &Arc<Store>) -> Result<Self, SettingsError> {
         let name = server_name(&settings, server)?;
-        Self::build(Arc::new(settings), name, Arc::clone(store))
+        let peer = Some(server.to_string()).filter(|peer| *peer != name.to_str());
+        Self::build(Arc::new(settings), name, peer.map(Arc::from), Arc::clone(store))
     }
 
     /// The same with an `ECHConfigList` in place of the one in the settings: what DNS says, or what the server named
@@ -52,7 +55,7 @@ impl Connector {
     /// The list has no configuration that can be used.
     pub fn with_ech(&self, list: Vec<u8>) -> Result<Self, SettingsError> {
         let settings = ClientSettings { ech: Some(Ech::Configs(list)), ..(*self.settings).clone() };
-        Self::build(Arc::new(settings), self.name.clone(), Arc::clone(&self.store))
+        Self::build(Arc::new(settings), self.name.clone(), self.peer.clone(), Arc::clone(&self.store))
     }
 
     /// The name whose HTTPS record has the configurations for ECH, as long as there are none. Until they come by
@@ -70,6 +73,7 @@ impl Connector {
     fn build(
         settings: Arc<ClientSettings>,
         name: ServerName<'static>,
+        peer: Option<Arc<str>>,
         store: Arc<Store>,
     ) -> Result<Self, SettingsError> {
         let parameters = &settings.parameters;
@@ -109,6 +113,7 @@ impl Connector {
         Ok(Self {
             config: Arc::new(config),
             name,
+            peer,
             fragment: settings.fragment,
             timeout: settings.handshake_timeout.unwrap_or(timeouts::OUTBOUND_HANDSHAKE),
             settings,
@@ -122,7 +127,7 @@ impl Connector {
     /// # Errors
     /// Why not, and with whom.
     pub async fn connect(&self, conn: BoxStream) -> Result<(TlsConn, Facts), TlsError> {
-        self.connect_as(conn, self.name.clone()).await
+        self.connect_as(conn, self.name.clone(), self.peer.clone()).await
     }
 
     /// The same for another server, where one configuration serves several: an HTTP client, a DNS client.
@@ -130,31 +135,33 @@ impl Connector {
     /// # Errors
     /// Why not, and with whom.
     pub async fn connect_to(&self, conn: BoxStream, server: &Host) -> Result<(TlsConn, Facts), TlsError> {
-        let name = host_name(server).map_err(|error| TlsError {
-            side: Side::Client,
-            name: Some(server.to_string()),
-            fault: TlsFault::Protocol(error.to_string()),
-        })?;
-        self.connect_as(conn, name).await
+        match host_name(server) {
+            Ok(name) => self.connect_as(conn, name, None).await,
+            Err(error) => Err(failed(server.to_string(), None, TlsFault::Protocol(error.to_string()))),
+        }
     }
 
     async fn connect_as(
         &self,
         conn: BoxStream,
         name: ServerName<'static>,
+        peer: Option<Arc<str>>,
     ) -> Result<(TlsConn, Facts), TlsError> {
         let shown = name.to_str().into_owned();
         if self.ech_query().is_some() {
-            return Err(TlsError { side: Side::Client, name: Some(shown), fault: TlsFault::EchMissing });
+            return Err(failed(shown, peer, TlsFault::EchMissing));
         }
         let handshake = engine::connect(conn, Arc::clone(&self.config), name, self.fragment);
-        let fault = match tokio::time::timeout(self.timeout, handshake).await {
-            Ok(Ok(done)) => return Ok(done),
-            Ok(Err(failure)) => failure.fault,
-            Err(_) => TlsFault::Timeout(self.timeout),
-        };
-        Err(TlsError { side: Side::Client, name: Some(shown), fault })
+        match tokio::time::timeout(self.timeout, handshake).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(failure)) => Err(failed(shown, peer, failure.fault)),
+            Err(_) => Err(failed(shown, peer, TlsFault::Timeout(self.timeout))),
+        }
     }
+}
+
+fn failed(name: String, peer: Option<Arc<str>>, fault: TlsFault) -> TlsError {
+    TlsError { side: Side::Client, name: Some(name), peer, fault }
 }
 
 impl fmt::Debug for Connector {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_core::{DialError, ServeError};
@@ -11,12 +12,14 @@ use crate::fault::CertificateFault;
 
 /// A handshake failed.
 #[derive(Debug, Error)]
-#[error("TLS handshake{}: {fault}", about(*.side, .name))]
+#[error("TLS handshake{}: {fault}", about(*.side, .name, .peer))]
 pub struct TlsError {
     /// Who we are.
     pub side: Side,
     /// The name that was asked for: ours to the server, or the client's to us.
     pub name: Option<String>,
+    /// Whom the stream leads to, where that is not the name. A server does not know; who accepted the stream does.
+    pub peer: Option<Arc<str>>,
     /// What went wrong.
     pub fault: TlsFault,
 }
@@ -145,11 +148,15 @@ impl SettingsError {
     }
 }
 
-fn about(side: Side, name: &Option<String>) -> String {
-    match (side, name) {
+fn about(side: Side, name: &Option<String>, peer: &Option<Arc<str>>) -> String {
+    let name = match (side, name) {
         (Side::Client, Some(name)) => format!(" with {name}"),
         (Side::Server, Some(name)) => format!(" of a client that asked for {name}"),
         (_, None) => String::new(),
+    };
+    match peer {
+        Some(peer) => format!("{name} at {peer}"),
+        None => name,
     }
 }
 

@@ -168,6 +168,19 @@ async fn the_store_is_asked_where_no_authority_is_named_and_read_again_when_it_c
 }
 
 #[tokio::test]
+async fn a_server_that_is_not_dialled_by_its_name_is_named_with_its_address() {
+    let ca = Ca::new("ca");
+    let settings = ClientSettings { server_name: Some("a.test".into()), ..client_of(&ca) };
+    let connector = connector(settings, "203.0.113.7");
+    let (near, far) = shake(&connector, &acceptor(&ca.issue("b.test"))).await;
+    let expected = "TLS handshake with a.test at 203.0.113.7: certificate is valid for b.test, not a.test";
+    assert_eq!(near.unwrap_err().to_string(), expected);
+    let expected =
+        "TLS handshake of a client that asked for a.test: the peer refused: bad certificate (alert 42)";
+    assert_eq!(far.unwrap_err().to_string(), expected);
+}
+
+#[tokio::test]
 async fn disable_sni_hides_the_name_and_still_verifies_it() {
     let ca = Ca::new("ca");
     let settings = || ClientSettings { disable_sni: true, ..client_of(&ca) };
