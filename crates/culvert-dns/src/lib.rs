@@ -16,7 +16,7 @@
 //! | [`hijack`] | serving clients, over streams and datagrams |
 //! | [`reverse`] | which name an address was given out for |
 //! | [`chain`] | servers that wait for each other |
-//! | [`system`] | the system's resolver: hosts file, resolv.conf, its name servers |
+//! | [`mod@system`] | the system's resolver: hosts file, resolv.conf, its name servers |
 //! | [`plain`] | one question over UDP or TCP on a socket of its own |
 //! | [`error`] | why a question stays without an answer |
 

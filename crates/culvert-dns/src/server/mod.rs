@@ -2,11 +2,11 @@
 //!
 //! | type | is |
 //! |---|---|
-//! | [`local`] | the system's resolver |
-//! | [`hosts`] | hosts files and names of the configuration |
-//! | [`udp`] | UDP, and TCP for what does not fit |
-//! | [`stream`] | TCP, and whatever else makes a byte stream |
-//! | [`fakeip`] | an invented address per name |
+//! | [`mod@local`] | the system's resolver |
+//! | [`mod@hosts`] | hosts files and names of the configuration |
+//! | [`mod@udp`] | UDP, and TCP for what does not fit |
+//! | [`mod@stream`] | TCP, and whatever else makes a byte stream |
+//! | [`mod@fakeip`] | an invented address per name |
 //!
 //! A server answers one question at a time per call and keeps nothing but its connections: caching, de-duplication, and the
 //! limit of time are [`Client`](crate::Client)'s.

@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`build`] | servers out of options, in any order of their detours |
+//! | [`mod@build`] | servers out of options, in any order of their detours |
 //! | [`policy`] | the rules: which server answers, and how |
 //! | [`answer`] | an answer as rules look at it |
 //!
