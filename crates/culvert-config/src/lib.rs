@@ -5,7 +5,7 @@
 //!                                                                                   └──check──▶ findings
 //! ```
 //!
-//! [`load`] does all of it; [`format`], [`merge`] and [`schema`] are the commands of that name.
+//! [`load()`] does all of it; [`format()`], [`merge()`] and [`schema()`] are the commands of that name.
 //!
 //! # How to add
 //!
@@ -25,7 +25,7 @@
 //!
 //! # Where sing-box 1.14.4 decides otherwise
 //!
-//! * What its `run` refuses without looking at the machine, [`load`] refuses as well: references to nothing, cycles,
+//! * What its `run` refuses without looking at the machine, [`load()`] refuses as well: references to nothing, cycles,
 //!   words such as the stack of TUN that its `check` does not read.
 //! * Old dialects are accepted, see `src/legacy/`.
 //! * `network` written as a list of both protocols is printed as nothing, which means the same. sing-box prints a text
