@@ -220,6 +220,12 @@ fn build_inbounds(options: &Options, errors: &mut BuildErrors) -> Vec<BuiltInbou
 /// Sections that are accepted by `check` but have no engine yet.
 fn unbuilt_sections(options: &Options, errors: &mut BuildErrors) {
     let (route, experimental) = (&options.route, &options.experimental);
+    if experimental.cache_file.as_ref().is_some_and(|cache| cache.enabled) {
+        // Its absence changes no verdict, and nearly every configuration has it.
+        tracing::warn!(
+            "`experimental.cache_file` is not built yet: choices and fake addresses end with the program"
+        );
+    }
     let sections = [
         ("ntp", options.ntp.enabled),
         ("route.find_process", route.find_process),

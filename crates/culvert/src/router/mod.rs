@@ -25,7 +25,7 @@ use async_trait::async_trait;
 use culvert_config::options::route::RouteOptions;
 use culvert_core::flow::Way;
 use culvert_core::{Decision, DialError, Handler, Incoming, Network, Session};
-use culvert_rules::rule::{Facts, Network as RuleNetwork, RuleSets};
+use culvert_rules::rule::{Facts, IpVersion, Network as RuleNetwork, RuleSets};
 use culvert_wire::{Domain, Host, Target};
 
 use crate::dns::Dns;
@@ -72,6 +72,10 @@ impl Router {
         if let Err(error) = self.name_destination(&mut incoming.session, &mut journey) {
             return Decision::Refuse { error, way: Way { rule: "fakeip".into(), chain: Vec::new() } };
         }
+        journey.ip_version = incoming.session.target.host.ip().map(|ip| match ip {
+            IpAddr::V4(_) => IpVersion::V4,
+            IpAddr::V6(_) => IpVersion::V6,
+        });
         for (index, rule) in self.rules.iter().enumerate() {
             if !watch.judge(index, rule, &journey.facts(&incoming.session), &rule_sets) {
                 continue;
@@ -164,6 +168,8 @@ impl Watch for () {
 struct Journey {
     /// The target as the client named it.
     asked: Target,
+    /// What kind of address the client named; another target set later does not change it.
+    ip_version: Option<IpVersion>,
     /// The name behind an address, from an answer given before.
     name: Option<Domain>,
     /// What `resolve` found for a destination that is a name.
@@ -175,8 +181,15 @@ struct Journey {
 
 impl Journey {
     fn begin(target: &Target) -> Self {
-        let (name, addresses) = (None, Vec::new());
-        Self { asked: target.clone(), name, addresses, sniffed: false, udp_timeout: None, keep_peers: false }
+        Self {
+            asked: target.clone(),
+            ip_version: None,
+            name: None,
+            addresses: Vec::new(),
+            sniffed: false,
+            udp_timeout: None,
+            keep_peers: false,
+        }
     }
 
     /// Sets options; what a later rule sets counts more.
@@ -197,6 +210,7 @@ impl Journey {
         let sniffed = session.sniffed.as_ref();
         let sniffed_domain = sniffed.and_then(|sniffed| sniffed.domain.as_ref());
         Facts {
+            ip_version: self.ip_version,
             protocol: sniffed.map(|sniffed| sniffed.protocol),
             client: sniffed.and_then(|sniffed| sniffed.client.as_deref()),
             // What a client really asks for weighs more than what its resolver made of it.
