@@ -18,6 +18,7 @@ use crate::flow::Way;
 use crate::handshake::Handshakes;
 use crate::inbound::StreamServer;
 use crate::throttle::Throttle;
+use crate::waiting::{self, Waiting};
 use crate::{
     BoxPackets, BoxStream, Chain, DialError, EndReason, Flow, Flows, Network, Outbound, Session, relay,
     timeouts,
@@ -124,7 +125,8 @@ struct Shared {
     router: OnceLock<Arc<dyn Router>>,
     flows: Arc<Flows>,
     handshakes: Arc<Handshakes>,
-    /// Most flows and handshakes together; each may take two descriptors and a pipe.
+    waiting: Arc<Waiting>,
+    /// Most of all these together; each may take two descriptors and a pipe.
     limit: usize,
     failures: Throttle,
 }
@@ -143,7 +145,8 @@ impl Dispatch {
     #[must_use]
     pub fn new(flows: Arc<Flows>, handshakes: Arc<Handshakes>, limit: usize) -> Self {
         let failures = Throttle::new(Duration::from_secs(1));
-        let shared = Shared { router: OnceLock::new(), flows, handshakes, limit, failures };
+        let waiting = Waiting::new(waiting::Limits::among(limit));
+        let shared = Shared { router: OnceLock::new(), flows, handshakes, waiting, limit, failures };
         Self { shared: Arc::new(shared), inject: None }
     }
 
@@ -170,6 +173,12 @@ impl Dispatch {
         &self.shared.handshakes
     }
 
+    /// The table of clients that have nothing going on.
+    #[must_use]
+    pub fn waiting(&self) -> &Arc<Waiting> {
+        &self.shared.waiting
+    }
+
     /// Most connections at once.
     #[must_use]
     pub fn limit(&self) -> usize {
@@ -179,7 +188,13 @@ impl Dispatch {
     /// Whether as many connections are open as may be.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.shared.flows.len() + self.shared.handshakes.len() >= self.shared.limit
+        let Shared { flows, handshakes, waiting, limit, .. } = &*self.shared;
+        flows.len() + handshakes.len() + waiting.len() >= *limit
+    }
+
+    /// Lets go of a client that has said nothing for a while. Whether there was one.
+    pub fn make_room(&self) -> bool {
+        self.shared.handshakes.make_room() || self.shared.waiting.make_room()
     }
 
     /// Starts the task that routes, dials and relays. Returns at once.

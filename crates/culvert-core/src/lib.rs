@@ -42,6 +42,7 @@ pub mod tcp;
 pub mod throttle;
 pub mod timeouts;
 pub mod udp;
+pub mod waiting;
 
 pub use chain::Chain;
 pub use conn::{BoxStream, Half, NoBypass, Prefixed, StreamConn};

@@ -85,7 +85,7 @@ async fn accept(listener: TcpListener, tag: Tag, server: Arc<dyn StreamServer>, 
     let trouble = Throttle::new(Duration::from_secs(10));
     let clients = Arc::new(Throttle::new(Duration::from_secs(1)));
     loop {
-        if dispatch.is_full() && !dispatch.handshakes().make_room() {
+        if dispatch.is_full() && !dispatch.make_room() {
             if let Some(more) = trouble.allow() {
                 warn!(held_back = more, "inbound/{tag}: connection limit reached, new clients wait");
             }

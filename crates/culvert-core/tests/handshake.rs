@@ -1,7 +1,6 @@
 //! Limits on clients that are not authenticated yet.
 
-// The helpers are part of the tests too, which clippy's allowance for tests does not see.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
 //! The relay over real sockets and in memory: every byte once and in order, ends and breaks passed on, nothing held.
 
-// The helpers are part of the tests too, which clippy's allowance for tests does not see.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

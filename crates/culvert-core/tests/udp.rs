@@ -1,7 +1,6 @@
 //! Datagram conns over loopback, and the table that shares one socket between clients.
 
-// The helpers are part of the tests too, which clippy's allowance for tests does not see.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
 use std::future::poll_fn;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

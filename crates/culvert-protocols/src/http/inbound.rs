@@ -53,7 +53,17 @@ impl HttpServer {
     ) -> Result<(), ServeError> {
         let mut handshake = Some(handshake);
         loop {
-            let request = match read_request(&mut conn, &mut early, handshake.is_some()).await {
+            let reading = read_request(&mut conn, &mut early, handshake.is_some());
+            let read = if handshake.is_some() {
+                reading.await
+            } else {
+                let mut place = dispatch.waiting().enter(session.source.ip());
+                tokio::select! {
+                    read = reading => read,
+                    () = place.evicted() => Err(ServeError::Left),
+                }
+            };
+            let request = match read {
                 // Between two requests a client may leave, or be silent for too long.
                 Err(_) if handshake.is_none() && early.is_empty() => return Ok(()),
                 Err(error @ ServeError::Invalid(_)) => {

@@ -24,7 +24,6 @@ use super::codec::{
     encode_login_status, encode_method, encode_reply4,
 };
 use super::udp::{decapsulate, encapsulate, room};
-use super::waiting::{Limits, Waiting};
 use crate::handshake::send;
 use crate::uot;
 use crate::users::Users;
@@ -34,7 +33,6 @@ pub struct SocksServer {
     users: Arc<Users>,
     udp: UdpOptions,
     udp_timeout: Option<Duration>,
-    waiting: Arc<Waiting>,
 }
 
 impl SocksServer {
@@ -42,7 +40,7 @@ impl SocksServer {
     /// `udp_timeout` ends.
     #[must_use]
     pub fn new(users: Arc<Users>, udp: UdpOptions, udp_timeout: Option<Duration>) -> Self {
-        Self { users, udp, udp_timeout, waiting: Waiting::new(Limits::default()) }
+        Self { users, udp, udp_timeout }
     }
 
     /// Serves a conn from which `early` has been read already.
@@ -177,7 +175,7 @@ impl SocksServer {
         send(&mut conn, &reply).await?;
         // The client has proved itself as far as it must; how long it may wait is a matter of the association.
         drop(handshake);
-        let mut place = self.waiting.enter(session.source.ip());
+        let mut place = dispatch.waiting().enter(session.source.ip());
         let mut association = Association::new(conn, UdpConn::framed(socket), session.source.ip());
         let limit = self.udp_timeout.unwrap_or(timeouts::UDP_IDLE);
         let first = tokio::select! {

@@ -20,7 +20,6 @@ pub mod codec;
 mod inbound;
 mod outbound;
 mod udp;
-mod waiting;
 
 #[cfg(test)]
 mod tests;

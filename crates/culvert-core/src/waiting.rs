@@ -1,29 +1,38 @@
-//! Associations that wait for their first datagram. Until that comes they are in no other table that has a limit.
+//! Clients that are known and have nothing going on: an association without a datagram yet, a kept connection between two
+//! requests. They are in neither the table of handshakes nor that of flows.
 //!
-//! Each costs two sockets, and a client may open many and send nothing. As with handshakes, where there are too many the
-//! oldest goes, first of all that of a client that has many: one who means it sends its first datagram in a moment.
+//! Each costs a socket or two, and a client may open many and say nothing. As with handshakes, where there are too many
+//! the oldest goes, first of all that of a client that has many. Little is lost: who means it goes on in a moment.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::timeouts;
 
 /// Most of them, and most of one client's.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) total: usize,
-    pub(super) per_client: usize,
+pub struct Limits {
+    /// Most over all.
+    pub total: usize,
+    /// Most from one address.
+    pub per_client: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self { total: 1024, per_client: 256 }
+impl Limits {
+    /// What becomes a program that carries at most so many connections.
+    #[must_use]
+    pub fn among(connections: usize) -> Self {
+        Self { total: (connections / 4).clamp(1, 4096), per_client: (connections / 16).clamp(1, 256) }
     }
 }
 
 struct Waiter {
     client: IpAddr,
+    since: Instant,
     let_go: oneshot::Sender<()>,
 }
 
@@ -48,19 +57,47 @@ impl Table {
     }
 }
 
-/// All that wait at one server.
-pub(super) struct Waiting {
+/// All that wait.
+pub struct Waiting {
     limits: Limits,
     table: Mutex<Table>,
 }
 
 impl Waiting {
-    pub(super) fn new(limits: Limits) -> Arc<Self> {
+    /// An empty table.
+    #[must_use]
+    pub fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self { limits, table: Mutex::default() })
     }
 
-    /// Enters an association of `client`. Where a limit is reached, the oldest one makes room.
-    pub(super) fn enter(self: &Arc<Self>, client: IpAddr) -> Place {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().all.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lets go of the oldest, unless it has just come. Whether there was one.
+    pub fn make_room(&self) -> bool {
+        let mut table = self.lock();
+        let Some((number, waiter)) = table.all.first_key_value() else { return false };
+        if waiter.since.elapsed() < timeouts::HANDSHAKE_IN_A_CROWD {
+            return false;
+        }
+        let number = *number;
+        let waiter = table.remove(number);
+        drop(table);
+        waiter.is_some_and(|waiter| waiter.let_go.send(()).is_ok())
+    }
+
+    /// Enters one of `client`. Where a limit is reached, the oldest one makes room.
+    #[must_use]
+    pub fn enter(self: &Arc<Self>, client: IpAddr) -> Place {
         let client = client.to_canonical();
         let (let_go, evicted) = oneshot::channel();
         let mut table = self.lock();
@@ -75,7 +112,7 @@ impl Waiting {
         let oldest = oldest.and_then(|number| table.remove(number));
         let number = table.next;
         table.next += 1;
-        table.all.insert(number, Waiter { client, let_go });
+        table.all.insert(number, Waiter { client, since: Instant::now(), let_go });
         *table.by_client.entry(client).or_default() += 1;
         drop(table);
         if let Some(oldest) = oldest {
@@ -89,16 +126,16 @@ impl Waiting {
     }
 }
 
-/// One association's place in the table.
-pub(super) struct Place {
+/// A place in the table; dropping it says that something goes on again, or that the client is gone.
+pub struct Place {
     number: u64,
     evicted: oneshot::Receiver<()>,
     waiting: Arc<Waiting>,
 }
 
 impl Place {
-    /// Ends when this association has to make room.
-    pub(super) async fn evicted(&mut self) {
+    /// Ends when this one has to make room.
+    pub async fn evicted(&mut self) {
         // The sending end lives in the table for as long as this place does.
         let _ = (&mut self.evicted).await;
     }
@@ -124,7 +161,7 @@ mod tests {
         let (greedy, other): (IpAddr, IpAddr) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         let mut good = waiting.enter(other);
         let mut crowd: Vec<_> = (0..20).map(|_| waiting.enter(greedy)).collect();
-        assert!(!is_evicted(&mut good), "a client with one association makes no room for one with many");
+        assert!(!is_evicted(&mut good), "a client with one makes no room for one with many");
         let gone = crowd.iter_mut().map(is_evicted).collect::<Vec<_>>();
         assert_eq!(gone.iter().filter(|gone| !**gone).count(), 4);
         assert!(gone[..16].iter().all(|gone| *gone), "the oldest ones went");
