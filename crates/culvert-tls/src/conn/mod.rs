@@ -10,6 +10,13 @@
 //! exactly one record is opened in its own memory and given away; of several in one piece the data is joined in a new
 //! one by the cipher itself, so no byte is copied besides. Only a record cut in two by a read is first put together.
 //!
+//! # Cost
+//!
+//! Measured by `examples/throughput.rs` on two busy cores of a cloud Xeon, TLS 1.3 with AES-128-GCM: sealing and opening
+//! 5 GB/s of CPU time together (rustls' own record layer 2.7); a download over loopback, both ends and the kernel
+//! in one figure, 0.45 CPU-s/GB (tokio-rustls 0.73, plain TCP 0.27). An idle end holds 1.5 KB more than a plain
+//! socket (`examples/idle.rs`): this struct and two keys with their schedules.
+//!
 //! # Ends
 //!
 //! As in Go, and so in sing-box: `close_notify` ends the stream, and so does an end of the lower stream between two
