@@ -12,12 +12,14 @@
 use std::fmt::{self, Write as _};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use culvert_config::options::log::{LogLevel, LogOptions};
+use culvert_os::process::{TAKEN_AT_ONCE, takes_more};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, Subscriber, span};
@@ -39,11 +41,58 @@ enum Output {
     File(File),
 }
 
+impl Output {
+    fn write(&mut self, bytes: &[u8]) {
+        // A log that cannot be written has nowhere to complain.
+        let _ = match self {
+            Self::Stderr => io::stderr().write_all(bytes),
+            Self::Stdout => io::stdout().write_all(bytes),
+            Self::File(file) => file.write_all(bytes),
+        };
+    }
+
+    fn takes_more(&self, patience: Duration) -> bool {
+        match self {
+            Self::Stderr => takes_more(io::stderr().as_fd(), patience),
+            Self::Stdout => takes_more(io::stdout().as_fd(), patience),
+            Self::File(file) => takes_more(file.as_fd(), patience),
+        }
+    }
+}
+
+/// How long a line waits for a reader that does not keep up, before lines are dropped until it does.
+const PATIENCE: Duration = Duration::from_millis(100);
+
 struct Settings {
     output: Output,
     format: Format,
     timestamp: bool,
     color: bool,
+    /// Lines dropped since the last one that was written.
+    lost: u64,
+}
+
+impl Settings {
+    /// Writes what can be written without waiting for long: a terminal that is held, or a pager nobody scrolls, must not
+    /// hold up the program.
+    fn put(&mut self, line: &str) {
+        if self.lost > 0 {
+            if !self.output.takes_more(Duration::ZERO) {
+                self.lost += 1;
+                return;
+            }
+            let lost = std::mem::take(&mut self.lost);
+            self.output
+                .write(format!("{lost} lines of the log were dropped, as nobody took them\n").as_bytes());
+        }
+        for part in line.as_bytes().chunks(TAKEN_AT_ONCE) {
+            if !self.output.takes_more(PATIENCE) {
+                self.lost += 1;
+                return;
+            }
+            self.output.write(part);
+        }
+    }
 }
 
 struct Logger {
@@ -67,6 +116,7 @@ fn logger() -> &'static Logger {
             format: Format::Text,
             timestamp: false,
             color: io::stderr().is_terminal(),
+            lost: 0,
         }),
     })
 }
@@ -163,12 +213,7 @@ impl Logger {
             Format::Text => self.text(&settings, level, color, fields),
             Format::Json => json(level, fields),
         };
-        // A log that cannot be written has nowhere to complain.
-        let _ = match &mut settings.output {
-            Output::Stderr => io::stderr().write_all(line.as_bytes()),
-            Output::Stdout => io::stdout().write_all(line.as_bytes()),
-            Output::File(file) => file.write_all(line.as_bytes()),
-        };
+        settings.put(&line);
     }
 
     fn text(&self, settings: &Settings, level: &str, color: &str, fields: &Fields) -> String {
@@ -353,6 +398,29 @@ mod tests {
     fn ages_read_like_those_of_sing_box() {
         let shown: Vec<_> = [0, 999, 1_250, 312_000].iter().map(|ms| Age(*ms).to_string()).collect();
         assert_eq!(shown, ["0ms", "999ms", "1.2s", "5m12s"]);
+    }
+
+    #[test]
+    fn a_reader_that_stops_holds_up_nobody() {
+        use std::io::Read;
+        use std::os::fd::OwnedFd;
+
+        let (mut reader, writer) = io::pipe().unwrap();
+        let output = Output::File(File::from(OwnedFd::from(writer)));
+        let mut settings = Settings { output, format: Format::Text, timestamp: false, color: false, lost: 0 };
+        let (line, start) = (format!("{}\n", "x".repeat(999)), Instant::now());
+        (0..3000).for_each(|_| settings.put(&line));
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(settings.lost > 1000, "{} lines lost", settings.lost);
+        let reading = std::thread::spawn(move || {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).map(|_| text)
+        });
+        while !settings.output.takes_more(Duration::from_secs(5)) {}
+        settings.put("the last line\n");
+        drop(settings);
+        let text = reading.join().unwrap().unwrap();
+        assert!(text.ends_with("lines of the log were dropped, as nobody took them\nthe last line\n"));
     }
 
     #[test]

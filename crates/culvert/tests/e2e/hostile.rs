@@ -10,7 +10,7 @@ use culvert_testkit::{Result, ensure, pattern};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 
 /// A handshake may take 15 seconds; this allows for a busy machine.
@@ -332,6 +332,96 @@ fn http_clients_that_stop_midway_leave_nothing() {
             proxy.send(format!("GET {} HTTP/1.1\r\nHost: h\r\n\r\n", origin.url("/hello")).as_bytes()).await;
         let answer = read_to_end(&mut answer?).await?;
         ensure!(answer.ends_with(b"hello"), "{:?}", String::from_utf8_lossy(&answer));
+        Ok(())
+    });
+}
+
+/// Clients that ask an origin which never answers, and vanish, take their sessions along.
+#[test]
+fn http_clients_that_leave_a_silent_origin_leave_nothing() {
+    run(async {
+        let program = culvert();
+        let (origin, proxy) = (Origin::start().await?, Proxy::plain(&program, "http").await?);
+        let silent = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let url = format!("http://{}/", silent.local_addr()?);
+        let idle = proxy.usage()?.descriptors;
+        let mut held = Vec::new();
+        for number in 0..60 {
+            let request = format!("GET {url} HTTP/1.1\r\nHost: h\r\nProxy-Connection: keep-alive\r\n\r\n");
+            let client = proxy.send(request.as_bytes()).await?;
+            let (accepted, _) = tokio::time::timeout(STEP, silent.accept()).await??;
+            held.push((accepted, number));
+            origin::reset(client)?;
+        }
+        proxy.descriptors_fall_to(idle + ALLOWANCE).await?;
+        drop(held);
+        serves(&proxy, "http", &origin).await
+    });
+}
+
+/// Where the program carries all it may, a crowd that says nothing makes room before its handshakes' time is over.
+#[test]
+fn silent_crowd_at_the_limit_makes_room() {
+    run(async {
+        let program = culvert();
+        let origin = Origin::start().await?;
+        let direct = json!({ "type": "direct" });
+        let proxy = Proxy::limited(&program, json!({ "type": "mixed" }), direct, Some(64)).await?;
+        let mut crowd = Vec::new();
+        for _ in 0..60 {
+            crowd.push(proxy.send(b"\x05").await?);
+        }
+        let start = Instant::now();
+        serves(&proxy, "socks", &origin).await?;
+        ensure!(start.elapsed() < HANDSHAKE.end, "served after {:?} only", start.elapsed());
+        drop(crowd);
+        Ok(())
+    });
+}
+
+/// Datagrams cost nothing, nor do the addresses they claim to come from: they do not take the places of all others.
+#[test]
+fn datagrams_from_everywhere_leave_room_for_streams() {
+    run(async {
+        let program = culvert();
+        let origin = Origin::start().await?;
+        let inbound = json!({
+            "type": "direct", "override_address": "127.0.0.1", "override_port": origin.port().number()
+        });
+        let proxy = Proxy::limited(&program, inbound, json!({ "type": "direct" }), Some(256)).await?;
+        let mut crowd = Vec::new();
+        for _ in 0..400 {
+            let socket = UdpSocket::bind(("127.0.0.1", 0)).await?;
+            socket.send_to(b"one of many", proxy.address()).await?;
+            crowd.push(socket);
+        }
+        let stream = tokio::time::timeout(STEP, TcpStream::connect(proxy.address())).await??;
+        exchange(stream).await
+    });
+}
+
+/// Kept connections between two requests leave descriptors for those who have something to say.
+#[test]
+fn idle_kept_connections_make_room() {
+    run(async {
+        let program = culvert();
+        let (origin, pages) = (Origin::start().await?, HttpOrigin::start().await?);
+        let direct = json!({ "type": "direct" });
+        let proxy = Proxy::limited(&program, json!({ "type": "mixed" }), direct, Some(128)).await?;
+        let request = format!(
+            "GET {} HTTP/1.1\r\nHost: h\r\nProxy-Connection: keep-alive\r\n\r\n",
+            pages.url("/hello")
+        );
+        let mut crowd = Vec::new();
+        for _ in 0..160 {
+            let mut client = proxy.send(request.as_bytes()).await?;
+            let mut answer = [0; 12];
+            tokio::time::timeout(STEP, client.read_exact(&mut answer)).await??;
+            ensure!(answer == *b"HTTP/1.1 200", "{:?}", String::from_utf8_lossy(&answer));
+            crowd.push(client);
+        }
+        serves(&proxy, "socks", &origin).await?;
+        drop(crowd);
         Ok(())
     });
 }
