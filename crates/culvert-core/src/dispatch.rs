@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use culvert_wire::BufChain;
-use tracing::{debug, info};
+use tracing::{debug, error, info};
 
 use crate::conn::{Prefixed, finish, write_chain};
 use crate::flow::Way;
@@ -121,6 +121,9 @@ pub trait Router: Send + Sync {
     async fn decide(&self, incoming: &mut Incoming) -> Decision;
 }
 
+/// Lines per second about failed connections; a flood of them says no more than its first ones.
+const FAILURE_LINES: u64 = 20;
+
 struct Shared {
     router: OnceLock<Arc<dyn Router>>,
     flows: Arc<Flows>,
@@ -144,7 +147,7 @@ impl Dispatch {
     /// that may need the dispatch.
     #[must_use]
     pub fn new(flows: Arc<Flows>, handshakes: Arc<Handshakes>, limit: usize) -> Self {
-        let failures = Throttle::new(Duration::from_secs(1));
+        let failures = Throttle::bursts(FAILURE_LINES, Duration::from_secs(1));
         let waiting = Waiting::new(waiting::Limits::among(limit));
         let shared = Shared { router: OnceLock::new(), flows, handshakes, waiting, limit, failures };
         Self { shared: Arc::new(shared), inject: None }
@@ -360,21 +363,7 @@ async fn connect_by(
 /// Tells the client and the log.
 async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &DialError) {
     flow.note_end(EndReason::Failed);
-    let session = &incoming.session;
-    let (conn, age_ms) = (session.id.get(), flow.age().as_millis() as u64);
-    match shared.failures.allow() {
-        Some(0) => info!(conn, age_ms, "inbound/{}: {}", session.inbound, Chain(error)),
-        Some(more) => {
-            info!(
-                conn,
-                age_ms,
-                "inbound/{}: {} ({more} more failures not shown)",
-                session.inbound,
-                Chain(error)
-            );
-        }
-        None => debug!(conn, age_ms, "inbound/{}: {}", session.inbound, Chain(error)),
-    }
+    log_failure(shared, &incoming.session, flow, error);
     if let DialError::Dropped(_) = error {
         // The client is to learn nothing: it sees silence until it gives up or the handshake's time is over.
         let _ = tokio::time::timeout(timeouts::HANDSHAKE, drain(&mut incoming)).await;
@@ -391,6 +380,29 @@ async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &Dial
         } else {
             conn.abort();
         }
+    }
+}
+
+/// One line: what was refused by a rule for those who follow connections, what failed for those who look for trouble.
+/// A flood of them is cut short.
+fn log_failure(shared: &Shared, session: &Session, flow: &Flow, error: &DialError) {
+    let (conn, age_ms) = (session.id.get(), flow.age().as_millis() as u64);
+    let rejected = matches!(error, DialError::Rejected(_) | DialError::Dropped(_));
+    let rule = flow.way().filter(|_| rejected).map(|way| format!(" ({})", way.rule)).unwrap_or_default();
+    let text = format!(
+        "inbound/{}: {} connection from {} to {}: {}{rule}",
+        session.inbound,
+        session.network,
+        session.source,
+        session.target,
+        Chain(error)
+    );
+    match (shared.failures.allow(), rejected) {
+        (None, _) => debug!(conn, age_ms, "{text}"),
+        (Some(0), true) => info!(conn, age_ms, "{text}"),
+        (Some(0), false) => error!(conn, age_ms, "{text}"),
+        (Some(more), true) => info!(conn, age_ms, "{text} ({more} more not shown)"),
+        (Some(more), false) => error!(conn, age_ms, "{text} ({more} more not shown)"),
     }
 }
 

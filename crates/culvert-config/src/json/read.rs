@@ -335,7 +335,10 @@ impl Reader<'_> {
 
     fn unexpected(&self, wanted: &str) -> SyntaxError {
         self.error(match self.peek() {
-            Some(found) => format!("expected {wanted}, found `{}`", found.escape_debug()),
+            Some(found) if found.is_control() => {
+                format!("expected {wanted}, found `{}`", found.escape_debug())
+            }
+            Some(found) => format!("expected {wanted}, found `{found}`"),
             None => format!("expected {wanted}, but the file ends here"),
         })
     }

@@ -1,9 +1,9 @@
 //! `culvert run`
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use culvert_config::{Loaded, Source};
-use culvert_core::Chain;
+use culvert_core::{Chain, timeouts};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
@@ -19,10 +19,12 @@ pub(super) fn execute(global: &Global) -> Result<(), Failure> {
     let begun = Instant::now();
     culvert_os::process::tune_allocator();
     let open_files = culvert_os::process::raise_open_files_limit().unwrap_or(1024);
-    let loaded = load(global)?;
+    // Asked once: a file that is gone for a moment at a reload must not mean that nothing was ever configured.
+    let built_in = sources::is_nothing_given(global);
+    let loaded = load(global, built_in)?;
     configure_log(&loaded)?;
     let runtime = runtime().map_err(|error| Failure(format!("start runtime: {error}")))?;
-    runtime.block_on(serve(global, loaded, open_files, begun))
+    runtime.block_on(serve(global, built_in, loaded, open_files, begun))
 }
 
 /// Workers as there are cores; a single core needs no second thread.
@@ -32,8 +34,8 @@ fn runtime() -> std::io::Result<Runtime> {
     builder.worker_threads(cores).enable_all().build()
 }
 
-fn load(global: &Global) -> Result<Loaded, Failure> {
-    let sources = if sources::is_nothing_given(global) {
+fn load(global: &Global, built_in: bool) -> Result<Loaded, Failure> {
+    let sources = if built_in {
         vec![Source::new("built-in configuration", DEFAULT.as_bytes())]
     } else {
         sources::read(global)?
@@ -55,13 +57,19 @@ async fn start(loaded: &Loaded, open_files: u64) -> Result<Instance, InstanceErr
 }
 
 /// Runs until it is told to stop, through any number of reloads.
-async fn serve(global: &Global, mut loaded: Loaded, open_files: u64, begun: Instant) -> Result<(), Failure> {
+async fn serve(
+    global: &Global,
+    built_in: bool,
+    mut loaded: Loaded,
+    open_files: u64,
+    begun: Instant,
+) -> Result<(), Failure> {
     let failed = |error| Failure(format!("handle signals: {error}"));
     let mut reload = signal(SignalKind::hangup()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut instance = start(&loaded, open_files).await.map_err(|error| start_failure(&error))?;
-    if sources::is_nothing_given(global) {
+    if built_in {
         let places: Vec<_> = instance.listening().iter().map(|(_, address)| address.to_string()).collect();
         info!("no configuration given: serving SOCKS and HTTP on {}, straight out", places.join(" and "));
     }
@@ -72,21 +80,22 @@ async fn serve(global: &Global, mut loaded: Loaded, open_files: u64, begun: Inst
     loop {
         tokio::select! {
             _ = reload.recv() => {
-                let Some(next) = load_again(global) else { continue };
-                instance.close().await;
+                let Some(next) = load_again(global, built_in) else { continue };
+                // No grace: the addresses are wanted again, and a user who was taken out must not stay connected.
+                instance.close(Duration::ZERO).await;
                 (instance, loaded) = replace(loaded, next, open_files).await?;
             }
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
     }
-    instance.close().await;
+    instance.close(timeouts::SHUTDOWN).await;
     Ok(())
 }
 
 /// The configuration as it now is, if it is any good.
-fn load_again(global: &Global) -> Option<Loaded> {
-    let next = load(global).and_then(|next| {
+fn load_again(global: &Global, built_in: bool) -> Option<Loaded> {
+    let next = load(global, built_in).and_then(|next| {
         // Whatever can be known without opening sockets is known before the running instance is touched.
         match Instance::build(&next.options, u64::MAX) {
             Ok(_) => Ok(next),

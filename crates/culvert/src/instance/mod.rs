@@ -9,10 +9,11 @@ mod outbounds;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use culvert_config::Options;
 use culvert_core::handshake::{Handshakes, Limits};
-use culvert_core::{Dispatch, Flows, Inbound, StartError, Tag, timeouts};
+use culvert_core::{Dispatch, Flows, Inbound, StartError, Tag};
 use culvert_protocols::table::{InboundCx, Protocol};
 use thiserror::Error;
 use tokio::task::JoinSet;
@@ -130,10 +131,10 @@ impl Instance {
         self.dispatch.flows()
     }
 
-    /// Closes all sockets at once, and the flows after a short grace.
-    pub async fn close(self) {
+    /// Closes all sockets at once, and the flows that are still there after `grace`. All addresses are free then.
+    pub async fn close(self, grace: Duration) {
         self.close_inbounds().await;
-        self.dispatch.flows().shut_down(timeouts::SHUTDOWN).await;
+        self.dispatch.flows().shut_down(grace).await;
     }
 
     async fn close_inbounds(&self) {

@@ -179,6 +179,27 @@ fn reload_takes_a_good_config_and_leaves_a_bad_one() {
     });
 }
 
+/// An editor may take the file away for a moment. That must not turn a client into a proxy that goes straight out.
+#[test]
+fn reload_without_the_default_file_keeps_what_runs() {
+    run(async {
+        let (port, origin) = (Port::reserve()?, Origin::start().await?);
+        let directory = TempDir::new()?;
+        let file = directory.path().join("config.json");
+        std::fs::write(&file, config(&port).to_string())?;
+        let mut peer = culvert().launch(["run", "--disable-color"]).directory(directory.path()).spawn()?;
+        peer.started().await?;
+        works(port.v4(), &origin).await?;
+        std::fs::remove_file(&file)?;
+        let seen = peer.log().count();
+        peer.signal("HUP").await?;
+        peer.log().line_after(seen, |line| line.contains("ERROR") && line.contains("config.json")).await?;
+        works(port.v4(), &origin).await?;
+        ensure!(peer.stop().await?.success(), "it did not stop in order");
+        Ok(())
+    });
+}
+
 #[test]
 fn config_comes_from_standard_input() {
     run(async {
