@@ -40,7 +40,7 @@ pub(crate) fn names(options: &Options) -> Names {
 /// The system's resolver, by sockets with the marks of all sockets.
 pub(crate) fn system(route: &RouteOptions) -> Arc<SystemResolver> {
     let none = Arc::new(SystemResolver::new(SystemOptions::default()));
-    let dial = with_defaults(DialOptions::default(), route);
+    let dial = with_defaults(DialOptions::default(), route, &[]);
     match dialer(&dial, false, Arc::clone(&none) as Arc<dyn Resolver>, None) {
         Ok(dialer) => by_sockets_of(&dialer),
         Err(_) => none,
@@ -115,7 +115,7 @@ impl Builder<'_> {
         let (kind, place) = (one.kind.name(), format!("dns.servers[{index}] \"{}\"", one.tag));
         let entry = ServerEntry::find(kind)?;
         let dial = (entry.dial)(&one.kind).cloned().unwrap_or_default();
-        let dial = with_defaults(dial, &self.options.route);
+        let dial = with_defaults(dial, &self.options.route, &self.options.network_namespaces);
         if let DnsServerKind::Local(local) = &one.kind {
             self.check_local(local, &place);
         }

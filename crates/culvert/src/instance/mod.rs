@@ -4,6 +4,7 @@
 //! [`Instance::start`] opens the sockets. [`Instance::close`] closes them and ends what is left.
 
 mod errors;
+mod namespaces;
 mod outbounds;
 
 use std::collections::HashMap;
@@ -62,6 +63,7 @@ impl Instance {
     pub fn build(options: &Options, open_files: u64) -> Result<Self, BuildErrors> {
         let mut errors = BuildErrors::default();
         unbuilt_sections(options, &mut errors);
+        namespaces::check(&options.network_namespaces, &mut errors);
         let inbounds = build_inbounds(options, &mut errors);
         let parts = Parts::build(options, &mut errors);
         let Some(Parts { router, groups, rule_sets, dns, flows }) = parts else { return Err(errors) };
@@ -159,8 +161,14 @@ impl Parts {
         let (flows, history) = (Flows::new(), Arc::new(History::default()));
         let names = dns::names(options);
         let store = culvert_tls::Store::new(culvert_tls::options::store(&options.certificate));
-        let around =
-            Around { route: &options.route, names: &names, flows: &flows, store: &store, history: &history };
+        let around = Around {
+            route: &options.route,
+            namespaces: &options.network_namespaces,
+            names: &names,
+            flows: &flows,
+            store: &store,
+            history: &history,
+        };
         let outbounds = outbounds::build(&options.outbounds, around, errors);
         let rule_sets = Arc::new(RuleSetStore::build(&options.route.rule_set, errors));
         let outbounds = outbounds?;
@@ -207,7 +215,9 @@ fn build_inbounds(options: &Options, errors: &mut BuildErrors) -> Vec<BuiltInbou
             continue;
         };
         let cx = InboundCx { tag: Tag::new(kind, one.tag.as_str()) };
-        match (entry.build)(&one.kind, cx) {
+        let mut options_here = one.kind.clone();
+        namespaces::resolve_inbound(&mut options_here, &options.network_namespaces);
+        match (entry.build)(&options_here, cx) {
             Ok(inbound) => {
                 let detour = (entry.listen)(&one.kind).and_then(|listen| listen.detour.get());
                 built.push(BuiltInbound { inbound, detour: detour.map(str::to_owned) });

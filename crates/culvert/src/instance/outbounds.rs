@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use culvert_config::Tagged;
 use culvert_config::options::dial::DialOptions;
+use culvert_config::options::namespace::NamespaceKind;
 use culvert_config::options::outbound::OutboundKind;
 use culvert_config::options::outbound::group::{SelectorOutbound, UrlTestOutbound};
 use culvert_config::options::route::RouteOptions;
@@ -13,13 +14,14 @@ use culvert_core::{Flows, Tag};
 use culvert_protocols::fields::dial::dialer;
 use culvert_protocols::table::{OutboundCx, OutboundEntry, Protocol};
 
-use super::BuildErrors;
+use super::{BuildErrors, namespaces};
 use crate::dns::Names;
 use crate::groups::{Group, History, Member, Probe, UrlTest};
 
 /// What outbounds are built with.
 pub(super) struct Around<'a> {
     pub(super) route: &'a RouteOptions,
+    pub(super) namespaces: &'a [Tagged<NamespaceKind>],
     pub(super) names: &'a Names,
     pub(super) flows: &'a Arc<Flows>,
     /// Whom to trust where a URL test uses TLS.
@@ -139,7 +141,8 @@ impl Builder<'_> {
 
     /// The dial fields, with what `route` says for all outbounds where they say nothing.
     fn dial_fields(&self, entry: &OutboundEntry, kind: &OutboundKind) -> DialOptions {
-        with_defaults((entry.dial)(kind).cloned().unwrap_or_default(), self.around.route)
+        let dial = (entry.dial)(kind).cloned().unwrap_or_default();
+        with_defaults(dial, self.around.route, self.around.namespaces)
     }
 
     fn by_tag(&mut self, tag: &str, place: &str) -> Option<Member> {
@@ -161,8 +164,13 @@ impl Builder<'_> {
 /// How much better another member must be when nothing is said, in milliseconds (sing-box 1.14.4).
 const TOLERANCE: u16 = 50;
 
-/// Dial fields with what `route` says for all sockets where they say nothing.
-pub(crate) fn with_defaults(mut dial: DialOptions, route: &RouteOptions) -> DialOptions {
+/// Dial fields with what `route` says for all sockets where they say nothing, and network namespaces by their paths.
+pub(crate) fn with_defaults(
+    mut dial: DialOptions,
+    route: &RouteOptions,
+    namespaces: &[Tagged<NamespaceKind>],
+) -> DialOptions {
+    namespaces::resolve(&mut dial.netns, namespaces);
     if dial.bind_interface.is_empty() {
         dial.bind_interface.clone_from(&route.default_interface);
     }
