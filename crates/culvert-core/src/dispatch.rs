@@ -11,17 +11,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use culvert_wire::BufChain;
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use crate::conn::{Prefixed, finish, write_chain};
 use crate::flow::Way;
 use crate::handshake::Handshakes;
-use crate::inbound::StreamServer;
+use crate::inbound::{ServeError, StreamServer};
+use crate::serving::Serving;
 use crate::throttle::Throttle;
 use crate::waiting::{self, Waiting};
 use crate::{
-    BoxPackets, BoxStream, Chain, DialError, EndReason, Flow, Flows, Network, Outbound, Session, relay,
-    timeouts,
+    BoxPackets, BoxStream, Chain, DialError, EndReason, Flow, Flows, Network, Outbound, Session, SessionId,
+    Tag, relay, timeouts,
 };
 
 /// What carries the payload of a session.
@@ -129,6 +130,9 @@ struct Shared {
     flows: Arc<Flows>,
     handshakes: Arc<Handshakes>,
     waiting: Arc<Waiting>,
+    serving: Arc<Serving>,
+    /// Clients that could not be served.
+    unserved: Throttle,
     /// Most of all these together; each may take two descriptors and a pipe.
     limit: usize,
     failures: Throttle,
@@ -149,7 +153,16 @@ impl Dispatch {
     pub fn new(flows: Arc<Flows>, handshakes: Arc<Handshakes>, limit: usize) -> Self {
         let failures = Throttle::bursts(FAILURE_LINES, Duration::from_secs(1));
         let waiting = Waiting::new(waiting::Limits::among(limit));
-        let shared = Shared { router: OnceLock::new(), flows, handshakes, waiting, limit, failures };
+        let shared = Shared {
+            router: OnceLock::new(),
+            flows,
+            handshakes,
+            waiting,
+            serving: Arc::default(),
+            unserved: Throttle::new(Duration::from_secs(1)),
+            limit,
+            failures,
+        };
         Self { shared: Arc::new(shared), inject: None }
     }
 
@@ -191,8 +204,8 @@ impl Dispatch {
     /// Whether as many connections are open as may be.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        let Shared { flows, handshakes, waiting, limit, .. } = &*self.shared;
-        flows.len() + handshakes.len() + waiting.len() >= *limit
+        let Shared { flows, serving, limit, .. } = &*self.shared;
+        flows.len() + serving.len() >= *limit
     }
 
     /// Lets go of a client that has said nothing for a while. Whether there was one.
@@ -228,23 +241,54 @@ impl Dispatch {
         flow.set_task(task.abort_handle());
     }
 
+    /// Runs `server` for one client, in a task of its own and with a place in the table of handshakes. Returns at once.
+    ///
+    /// A server may serve for as long as the connection lasts, where that carries many; it gives the place up before.
+    pub fn serve(&self, server: Arc<dyn StreamServer>, conn: BoxStream, session: Session) {
+        let handshake = self.handshakes().enter(session.source.ip());
+        let slot = handshake.slot();
+        let dispatch = self.clone();
+        let task = self.shared.serving.spawn(async move {
+            let (id, inbound, source) = (session.id, session.inbound.clone(), session.source);
+            if let Err(error) = server.serve(conn, session, handshake, &dispatch).await {
+                dispatch.report_unserved(&inbound, id, source, &error);
+            }
+        });
+        if let Some(task) = task {
+            slot.attach(task);
+        }
+    }
+
+    /// One line per second for clients that an operator may want to know of; the rest only for those who debug.
+    fn report_unserved(&self, inbound: &Tag, id: SessionId, source: SocketAddr, error: &ServeError) {
+        let (conn, chain) = (id.get(), Chain(error));
+        match error.is_notable().then(|| self.shared.unserved.allow()).flatten() {
+            Some(0) => warn!(conn, "inbound/{inbound}: client {source} not served: {chain}"),
+            Some(more) => {
+                warn!(conn, "inbound/{inbound}: client {source} not served: {chain} ({more} more not shown)");
+            }
+            None => debug!(conn, "inbound/{inbound}: client {source} not served: {chain}"),
+        }
+    }
+
+    /// Admits nothing more, lets what runs go on for `grace`, then ends it.
+    pub async fn shut_down(&self, grace: Duration) {
+        self.shared.flows.shut_down(grace).await;
+        self.shared.serving.close();
+    }
+
     /// Gives a stream to another inbound, as if it had been accepted there.
     fn pass_on(&self, server: Arc<dyn StreamServer>, mut incoming: Incoming) {
         let plain = Self { shared: Arc::clone(&self.shared), inject: None };
-        let handshake = plain.handshakes().enter(incoming.session.source.ip());
-        let slot = handshake.slot();
-        let task = tokio::spawn(async move {
-            if incoming.answer_early().await.is_err() {
+        self.shared.serving.spawn(async move {
+            // A client that never reads what it is told must not hold on to the task.
+            let answered = tokio::time::timeout(timeouts::HANDSHAKE, incoming.answer_early());
+            if !answered.await.is_ok_and(|sent| sent.is_ok()) {
                 return;
             }
             let Incoming { session, io: Io::Stream(conn), early, .. } = incoming else { return };
-            let inbound = session.inbound.clone();
-            let served = server.serve(Prefixed::wrap(early, conn), session, handshake, &plain).await;
-            if let Err(error) = served {
-                debug!(inbound = %inbound, "injected connection not served: {}", Chain(&error));
-            }
+            plain.serve(server, Prefixed::wrap(early, conn), session);
         });
-        slot.attach(task.abort_handle());
     }
 }
 

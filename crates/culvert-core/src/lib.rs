@@ -37,6 +37,7 @@ pub mod outbound;
 pub mod packet;
 pub mod relay;
 pub mod resolve;
+mod serving;
 pub mod session;
 pub mod tcp;
 pub mod throttle;

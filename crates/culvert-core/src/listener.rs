@@ -13,9 +13,7 @@ use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
 use crate::throttle::Throttle;
-use crate::{
-    Chain, Dispatch, Inbound, Network, ServeError, Session, SessionId, StartError, StreamServer, Tag, TcpConn,
-};
+use crate::{Dispatch, Inbound, Network, Session, SessionId, StartError, StreamServer, Tag, TcpConn};
 
 /// How long to wait when the system has no more descriptors or the program carries all it may.
 const BACK_OFF: Duration = Duration::from_millis(50);
@@ -83,7 +81,6 @@ impl Inbound for StreamInbound {
 /// Accepts until it is dropped. No error ends it: what fails is the one connection, or passes.
 async fn accept(listener: TcpListener, tag: Tag, server: Arc<dyn StreamServer>, dispatch: Dispatch) {
     let trouble = Throttle::new(Duration::from_secs(10));
-    let clients = Arc::new(Throttle::new(Duration::from_secs(1)));
     loop {
         if dispatch.is_full() && !dispatch.make_room() {
             if let Some(more) = trouble.allow() {
@@ -93,7 +90,7 @@ async fn accept(listener: TcpListener, tag: Tag, server: Arc<dyn StreamServer>, 
             continue;
         }
         match listener.accept().await {
-            Ok((stream, source)) => serve(stream, source, &tag, &server, &dispatch, &clients),
+            Ok((stream, source)) => serve(stream, source, &tag, &server, &dispatch),
             Err(error) if is_about_one_client(&error) => debug!("inbound/{tag}: accept: {error}"),
             Err(error) => {
                 if let Some(more) = trouble.allow() {
@@ -119,7 +116,6 @@ fn serve(
     tag: &Tag,
     server: &Arc<dyn StreamServer>,
     dispatch: &Dispatch,
-    clients: &Arc<Throttle>,
 ) {
     let source = SocketAddr::new(source.ip().to_canonical(), source.port());
     let session = Session {
@@ -131,34 +127,7 @@ fn serve(
         // Until the server has read the real one: where the client connected to.
         target: stream.local_addr().map_or_else(|_| Target::new(Host::from(source.ip()), 0), Target::from),
         sniffed: None,
+        alpn: None,
     };
-    let handshake = dispatch.handshakes().enter(source.ip());
-    let slot = handshake.slot();
-    let (tag, server, dispatch, clients) =
-        (tag.clone(), Arc::clone(server), dispatch.clone(), Arc::clone(clients));
-    let task = tokio::spawn(async move {
-        let id = session.id;
-        let conn = Box::new(TcpConn::new(stream));
-        let served = server.serve(conn, session, handshake, &dispatch).await;
-        if let Err(error) = served {
-            report(&tag, id, source, &error, &clients);
-        }
-    });
-    slot.attach(task.abort_handle());
-}
-
-/// One line per second for clients that an operator may want to know of; the rest only for those who debug.
-fn report(tag: &Tag, id: SessionId, source: SocketAddr, error: &ServeError, clients: &Throttle) {
-    let conn = id.get();
-    match error.is_notable().then(|| clients.allow()).flatten() {
-        Some(0) => warn!(conn, "inbound/{tag}: client {source} not served: {}", Chain(error)),
-        Some(more) => {
-            warn!(
-                conn,
-                "inbound/{tag}: client {source} not served: {} ({more} more not shown)",
-                Chain(error)
-            );
-        }
-        None => debug!(conn, "inbound/{tag}: client {source} not served: {}", Chain(error)),
-    }
+    dispatch.serve(Arc::clone(server), Box::new(TcpConn::new(stream)), session);
 }

@@ -112,4 +112,6 @@ pub struct Session {
     pub target: Target,
     /// What sniffing found.
     pub sniffed: Option<Sniffed>,
+    /// The application protocol that the client and the inbound's TLS agreed on.
+    pub alpn: Option<Arc<str>>,
 }

@@ -24,6 +24,7 @@ fn session() -> Session {
         source: local,
         target: Target::from(local),
         sniffed: None,
+        alpn: None,
     }
 }
 

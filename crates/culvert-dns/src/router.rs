@@ -213,6 +213,7 @@ mod tests {
             source: (Ipv4Addr::LOCALHOST, 1).into(),
             target: std::net::SocketAddr::from(([192, 0, 2, 53], 53)).into(),
             sniffed: None,
+            alpn: None,
         }
     }
 

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`table`] | [`TABLE`]: every protocol with the functions that build its inbound and its outbound |
 //! | [`fields`] | the listen and dial fields of the config, made ready; shared by all protocols |
+//! | `carrier` | what is below a protocol: TLS and transports |
+//! | `onward`, `mux` | what may be inside one: many connections, datagrams |
 //! | [`users`] | names and passwords, compared in constant time |
 //! | [`socks`] | SOCKS 4, 4a and 5; the one to read first |
 //! | [`http`] | HTTP proxy: CONNECT and plain requests |
@@ -18,11 +20,14 @@
 #![forbid(unsafe_code)]
 
 pub mod block;
+mod carrier;
 pub mod direct;
 pub mod fields;
 mod handshake;
 pub mod http;
 pub mod mixed;
+mod mux;
+mod onward;
 pub mod socks;
 mod system_proxy;
 pub mod table;

@@ -72,6 +72,8 @@ pub struct OutboundCx {
     pub tag: Tag,
     /// Its dial fields, made ready.
     pub dialer: Dialer,
+    /// Whom to trust where TLS is spoken and no authority is named.
+    pub store: Arc<culvert_tls::Store>,
 }
 
 /// Why an object of the config cannot be built.
@@ -157,7 +159,7 @@ pub(crate) const fn outbound<O: BuildOutbound>() -> Option<OutboundEntry> {
 mod tests {
     use std::collections::HashSet;
 
-    use culvert_config::options::inbound::mixed::{HttpInbound, MixedInbound};
+    use culvert_config::options::inbound::mixed::HttpInbound;
     use culvert_config::options::outbound::direct::DirectOutbound;
     use culvert_config::options::tls::InboundTls;
 
@@ -174,11 +176,14 @@ mod tests {
     #[test]
     fn options_without_an_engine_are_named() {
         let cx = || InboundCx { tag: Tag::new("mixed", "in") };
-        let tls = Some(Box::new(InboundTls { enabled: true, ..InboundTls::default() }));
-        let error = MixedInbound { tls, ..MixedInbound::default() }.build(cx()).err().unwrap();
-        assert_eq!(error.to_string(), "tls for inbound/mixed is not built yet");
-        let tls = Some(Box::new(InboundTls::default()));
-        assert!(HttpInbound { tls, ..HttpInbound::default() }.build(cx()).is_ok(), "tls that is not enabled");
+        let mut tls =
+            Box::new(InboundTls { enabled: true, insecure: true, kernel_tx: true, ..InboundTls::default() });
+        let options =
+            |tls: &InboundTls| HttpInbound { tls: Some(Box::new(tls.clone())), ..HttpInbound::default() };
+        let error = options(&tls).build(cx()).err().unwrap();
+        assert_eq!(error.to_string(), "`tls.kernel_tx` is not built yet");
+        tls.enabled = false;
+        assert!(options(&tls).build(cx()).is_ok(), "tls that is not enabled");
     }
 
     #[test]

@@ -115,6 +115,13 @@ pub(crate) fn dialer(upstream: Arc<dyn Outbound>) -> Dialer {
     Dialer { detour: Some(upstream), ..Dialer::new(Arc::new(NoNames)) }
 }
 
+/// Whom to trust: nobody.
+pub(crate) fn store() -> Arc<culvert_tls::Store> {
+    let settings =
+        culvert_tls::StoreSettings { base: culvert_tls::settings::StoreBase::None, ..Default::default() };
+    culvert_tls::Store::new(settings)
+}
+
 pub(crate) fn session(target: &str) -> Session {
     Session {
         id: SessionId::next(),
@@ -124,6 +131,7 @@ pub(crate) fn session(target: &str) -> Session {
         source: "192.0.2.7:5000".parse().unwrap(),
         target: self::target(target),
         sniffed: None,
+        alpn: None,
     }
 }
 

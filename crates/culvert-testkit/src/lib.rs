@@ -6,6 +6,7 @@
 //! | [`conn`]    | in-memory conns that trickle, stall, reset, record or follow a script             |
 //! | [`origin`]  | the servers a client wants to reach: TCP services, a banner, UDP                  |
 //! | [`http`]    | an HTTP/1 origin with every framing, late chunks and 1xx responses                |
+//! | [`certificate`] | certificates for servers                                                      |
 //! | [`client`]  | SOCKS4, 4a, 5 and HTTP proxy clients written from the RFCs                        |
 //! | [`upstream`]| a proxy server that answers with prepared bytes, right or wrong                   |
 //! | [`peer`]    | real programs as child processes: start, wait for a log line, measure, stop       |
@@ -15,6 +16,7 @@
 //! Nothing here uses the product's own codecs, so that one misreading cannot hide on both ends of a test.
 #![forbid(unsafe_code)]
 
+pub mod certificate;
 pub mod client;
 pub mod conn;
 pub mod http;

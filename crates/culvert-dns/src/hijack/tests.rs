@@ -48,6 +48,7 @@ fn session(network: Network) -> Arc<Session> {
         source: "127.0.0.1:1234".parse().unwrap(),
         target: server.into(),
         sniffed: None,
+        alpn: None,
     })
 }
 

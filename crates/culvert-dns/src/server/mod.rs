@@ -247,5 +247,6 @@ fn session(tag: &Tag, network: Network, target: &Target) -> Session {
         source: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
         target: target.clone(),
         sniffed: None,
+        alpn: None,
     }
 }

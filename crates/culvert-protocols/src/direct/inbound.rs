@@ -226,6 +226,7 @@ impl Serving {
             source: client,
             target: self.target.clone(),
             sniffed: None,
+            alpn: None,
         };
         let packets = ClientPackets::new(queue, Arc::clone(self.conn.socket()), client);
         self.dispatch.submit(Incoming {

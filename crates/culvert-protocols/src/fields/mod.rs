@@ -2,6 +2,7 @@
 
 pub mod dial;
 pub mod listen;
+pub mod server;
 
 use culvert_config::value::{Dur, Mark};
 use culvert_core::timeouts;

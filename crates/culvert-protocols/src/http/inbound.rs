@@ -20,8 +20,11 @@ use super::exchange::{Asked, Exchange, Outcome};
 use super::head::{Ask, EndOfHead, MAX_HEAD, Request, Version};
 use super::status_only;
 use crate::handshake;
-use crate::uot;
+use crate::onward::Onward;
 use crate::users::Users;
+
+/// Besides plain connections, UDP over TCP.
+const ONWARD: Onward = Onward { mux: None, uot: true };
 
 /// Bytes of a plain request or response that wait in memory, each way.
 const PIPE: usize = 64 << 10;
@@ -135,16 +138,9 @@ impl HttpServer {
             Version::V10 => reply_10,
             Version::V11 => reply_11,
         };
-        let udp_over_tcp = uot::Version::of(&session.target);
         let udp_timeout = self.udp_timeout;
         let incoming = Incoming { session, io: Io::Stream(conn), early, reply: Some(reply), udp_timeout };
-        match udp_over_tcp {
-            Some(version) => uot::serve(version, incoming, dispatch).await,
-            None => {
-                dispatch.submit(incoming);
-                Ok(())
-            }
-        }
+        ONWARD.submit(incoming, dispatch).await
     }
 
     /// Submits the request as a session of its own and passes it through that.

@@ -43,6 +43,7 @@ use culvert_core::{Inbound, Outbound};
 use self::head::Version;
 pub use self::inbound::HttpServer;
 use self::outbound::Client;
+use crate::carrier::secured;
 use crate::fields::listen::listen;
 use crate::system_proxy::SystemProxy;
 use crate::table::{BuildInbound, BuildOutbound, inbound, outbound};
@@ -66,12 +67,14 @@ impl BuildInbound for HttpInbound {
         if self.domain_resolver.is_some() {
             return Err(cx.not_built("domain_resolver"));
         }
-        if self.tls.as_ref().is_some_and(|tls| tls.enabled) {
-            return Err(cx.not_built("tls"));
-        }
         let listen = listen(&self.listen, true)?;
         let server = HttpServer::new(Arc::new(Users::new(&self.users)), listen.udp_timeout);
-        let inbound = StreamInbound::new(cx.tag, listen.address, listen.tcp, Arc::new(server));
+        let inbound = StreamInbound::new(
+            cx.tag,
+            listen.address,
+            listen.tcp,
+            secured(self.tls.as_deref(), &[], Arc::new(server))?,
+        );
         if self.set_system_proxy {
             return Ok(Arc::new(SystemProxy::new(inbound, false)));
         }
@@ -85,9 +88,6 @@ impl BuildOutbound for HttpOutbound {
     }
 
     fn build(&self, cx: OutboundCx) -> Result<Arc<dyn Outbound>, BuildError> {
-        if self.tls.as_ref().is_some_and(|tls| tls.enabled) {
-            return Err(cx.not_built("tls"));
-        }
         Ok(Arc::new(Client::new(cx, self)?))
     }
 }

@@ -4,20 +4,21 @@ use std::io;
 
 use async_trait::async_trait;
 use culvert_config::options::outbound::http::HttpOutbound;
+use culvert_config::options::transport::Transport;
 use culvert_core::conn::Prefixed;
 use culvert_core::handshake::read_message;
-use culvert_core::{BoxPackets, BoxStream, DialError, Dialer, Network, Outbound, Session, Tag};
-use culvert_wire::{BufChain, Host, Target};
+use culvert_core::{BoxPackets, BoxStream, DialError, Network, Outbound, Session, Tag};
+use culvert_wire::{BufChain, Target};
 
 use super::head::{Credentials, MAX_HEAD, decode_status};
+use crate::carrier::Carrier;
 use crate::handshake::{dial_error, send, within_limit, write_error};
 use crate::{BuildError, OutboundCx};
 
 /// The outbound.
 pub(super) struct Client {
     tag: Tag,
-    dialer: Dialer,
-    server: Target,
+    carrier: Carrier,
     /// In place of the target in the request line.
     path: Option<String>,
     /// `Host` in place of the target.
@@ -28,8 +29,8 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(cx: OutboundCx, options: &HttpOutbound) -> Result<Self, BuildError> {
-        let server = Host::parse(&options.server.server)
-            .map_err(|error| BuildError::Invalid { option: "server", reason: error.to_string() })?;
+        let plain = Transport::default();
+        let carrier = Carrier::new(cx.dialer, &cx.store, &options.server, options.tls.as_deref(), &plain)?;
         let path = match options.path.as_str() {
             "" => None,
             path if path.starts_with('/') => Some(path.to_owned()),
@@ -71,14 +72,7 @@ impl Client {
         if !options.username.is_empty() {
             default("Proxy-Authorization", &Credentials::encode(&options.username, &options.password));
         }
-        Ok(Self {
-            tag: cx.tag,
-            dialer: cx.dialer,
-            server: Target { host: server, port: options.server.server_port },
-            path,
-            host,
-            headers,
-        })
+        Ok(Self { tag: cx.tag, carrier, path, host, headers })
     }
 
     fn request(&self, target: &Target) -> String {
@@ -130,7 +124,7 @@ impl Outbound for Client {
             let reason = "`path` and a `Host` header do not go together";
             return Err(DialError::Target { target: session.target.clone(), reason });
         }
-        let conn = self.dialer.connect(session, &self.server).await?;
+        let conn = self.carrier.connect(session).await?;
         within_limit("http handshake", self.handshake(conn, &session.target)).await
     }
 

@@ -865,7 +865,11 @@ fn outbound(
     server: &Arc<dyn StreamServer>,
     options: &HttpOutbound,
 ) -> Result<Client, BuildError> {
-    let cx = OutboundCx { tag: Tag::new("http", "out"), dialer: dialer(world.upstream(server)) };
+    let cx = OutboundCx {
+        tag: Tag::new("http", "out"),
+        dialer: dialer(world.upstream(server)),
+        store: crate::testing::store(),
+    };
     Client::new(cx, options)
 }
 

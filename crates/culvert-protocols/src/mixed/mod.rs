@@ -10,6 +10,7 @@ use culvert_core::listener::StreamInbound;
 use culvert_core::{BoxStream, Dispatch, Handshake, Inbound, ServeError, Session, StreamServer};
 use culvert_wire::{BufChain, DecodeError, Reader};
 
+use crate::carrier::secured;
 use crate::fields::listen::listen;
 use crate::http::HttpServer;
 use crate::socks::SocksServer;
@@ -31,16 +32,18 @@ impl BuildInbound for MixedInbound {
         if self.domain_resolver.is_some() {
             return Err(cx.not_built("domain_resolver"));
         }
-        if self.tls.as_ref().is_some_and(|tls| tls.enabled) {
-            return Err(cx.not_built("tls"));
-        }
         let listen = listen(&self.listen, true)?;
         let users = Arc::new(Users::new(&self.users));
         let server = MixedServer {
             http: HttpServer::new(Arc::clone(&users), listen.udp_timeout),
             socks: SocksServer::new(users, listen.udp, listen.udp_timeout),
         };
-        let inbound = StreamInbound::new(cx.tag, listen.address, listen.tcp, Arc::new(server));
+        let inbound = StreamInbound::new(
+            cx.tag,
+            listen.address,
+            listen.tcp,
+            secured(self.tls.as_deref(), &[], Arc::new(server))?,
+        );
         if self.set_system_proxy {
             return Ok(Arc::new(SystemProxy::new(inbound, true)));
         }

@@ -25,7 +25,7 @@ use super::codec::{
 };
 use super::udp::{decapsulate, encapsulate, room};
 use crate::handshake::send;
-use crate::uot;
+use crate::onward::Onward;
 use crate::users::Users;
 
 /// Serves SOCKS 4, 4a and 5.
@@ -85,11 +85,9 @@ impl SocksServer {
             Request { command: Command::Connect, target: Some(target) } => {
                 session.target = target;
                 let io = Io::Stream(conn);
-                submit(
-                    Incoming { session, io, early, reply: Some(reply_5), udp_timeout: self.udp_timeout },
-                    dispatch,
-                )
-                .await
+                let udp_timeout = self.udp_timeout;
+                let incoming = Incoming { session, io, early, reply: Some(reply_5), udp_timeout };
+                ONWARD.submit(incoming, dispatch).await
             }
             Request { command: Command::UdpAssociate, .. } => {
                 self.associate(conn, session, handshake, dispatch).await
@@ -150,8 +148,8 @@ impl SocksServer {
         }
         session.target = request.target;
         let io = Io::Stream(conn);
-        submit(Incoming { session, io, early, reply: Some(reply_4), udp_timeout: self.udp_timeout }, dispatch)
-            .await
+        let incoming = Incoming { session, io, early, reply: Some(reply_4), udp_timeout: self.udp_timeout };
+        ONWARD.submit(incoming, dispatch).await
     }
 
     /// Opens a socket for the client's datagrams, waits for the first, and gives both away.
@@ -224,16 +222,8 @@ impl StreamServer for SocksServer {
     }
 }
 
-/// To the router; or, where the target is the sign of UDP over TCP, to that protocol first.
-async fn submit(incoming: Incoming, dispatch: &Dispatch) -> Result<(), ServeError> {
-    match uot::Version::of(&incoming.session.target) {
-        Some(version) => uot::serve(version, incoming, dispatch).await,
-        None => {
-            dispatch.submit(incoming);
-            Ok(())
-        }
-    }
-}
+/// Besides plain connections, UDP over TCP.
+const ONWARD: Onward = Onward { mux: None, uot: true };
 
 async fn refuse_5(mut conn: BoxStream, code: ReplyCode, error: ServeError) -> Result<(), ServeError> {
     let mut reply = Vec::new();

@@ -32,11 +32,11 @@ use culvert_config::options::listen::ListenOptions;
 use culvert_config::options::outbound::socks::{SocksOutbound, SocksVersion};
 use culvert_core::listener::StreamInbound;
 use culvert_core::{Inbound, Outbound};
-use culvert_wire::{Host, Target};
 
 pub use self::inbound::SocksServer;
 use self::outbound::{Client, Version};
 use crate::fields::listen::listen;
+use crate::fields::server::server;
 use crate::table::{BuildInbound, BuildOutbound, inbound, outbound};
 use crate::users::Users;
 use crate::{BuildError, InboundCx, OutboundCx, Protocol};
@@ -72,8 +72,7 @@ impl BuildOutbound for SocksOutbound {
     }
 
     fn build(&self, cx: OutboundCx) -> Result<Arc<dyn Outbound>, BuildError> {
-        let host = Host::parse(&self.server.server)
-            .map_err(|error| BuildError::Invalid { option: "server", reason: error.to_string() })?;
+        let server = server(&self.server)?;
         let version = match self.version {
             SocksVersion::V4 => Version::V4,
             SocksVersion::V4a => Version::V4a,
@@ -95,7 +94,7 @@ impl BuildOutbound for SocksOutbound {
         Ok(Arc::new(Client {
             tag: cx.tag,
             dialer: cx.dialer,
-            server: Target { host, port: self.server.server_port },
+            server,
             version,
             user: self.username.as_bytes().into(),
             password: self.password.as_bytes().into(),

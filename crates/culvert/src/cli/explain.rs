@@ -84,5 +84,6 @@ fn session(arguments: &Arguments) -> Result<Session, Failure> {
             domain,
             client: None,
         }),
+        alpn: None,
     })
 }

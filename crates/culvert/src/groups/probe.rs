@@ -118,6 +118,7 @@ impl Probe {
             source: SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
             target: self.target.clone(),
             sniffed: None,
+            alpn: None,
         };
         let mut conn = outbound.dial(&session, &mut BufChain::new()).await?;
         if let Some(tls) = &self.tls {

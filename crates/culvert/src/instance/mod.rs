@@ -136,7 +136,7 @@ impl Instance {
     /// Closes all sockets at once, and the flows that are still there after `grace`. All addresses are free then.
     pub async fn close(self, grace: Duration) {
         self.close_inbounds().await;
-        self.dispatch.flows().shut_down(grace).await;
+        self.dispatch.shut_down(grace).await;
     }
 
     async fn close_inbounds(&self) {

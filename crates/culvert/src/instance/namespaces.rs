@@ -34,6 +34,11 @@ pub(super) fn resolve_inbound(kind: &mut InboundKind, namespaces: &[Tagged<Names
         InboundKind::Mixed(options) => &mut options.listen,
         InboundKind::Socks(options) => &mut options.listen,
         InboundKind::Http(options) => &mut options.listen,
+        InboundKind::Shadowsocks(options) => &mut options.listen,
+        InboundKind::Vmess(options) => &mut options.listen,
+        InboundKind::Vless(options) => &mut options.listen,
+        InboundKind::Trojan(options) => &mut options.listen,
+        InboundKind::AnyTls(options) => &mut options.listen,
         _ => return,
     };
     resolve(&mut listen.netns, namespaces);

@@ -98,7 +98,11 @@ impl Builder<'_> {
         let udp_fragment = kind == "direct";
         let resolver = self.around.names.resolver(dial.domain_resolver.as_ref());
         let made = dialer(&dial, udp_fragment, resolver, detour).and_then(|dialer| {
-            let cx = OutboundCx { tag: Tag::new(kind, one.tag.as_str()), dialer };
+            let cx = OutboundCx {
+                tag: Tag::new(kind, one.tag.as_str()),
+                dialer,
+                store: Arc::clone(self.around.store),
+            };
             (entry.build)(&one.kind, cx)
         });
         made.map_err(|error| self.errors.invalid(place, error)).ok().map(Member::Outbound)

@@ -2,8 +2,10 @@
 
 use crate::site::{ALL, Entry, Link, TCP, TCP_V4, USER, alone, linked};
 use crate::{Side, run};
+use culvert_testkit::certificate::Certificate;
 use culvert_testkit::client::Protocol::{Http, Socks4, Socks4a, Socks5};
 use serde_json::{Value, json};
+use std::sync::LazyLock;
 
 /// Ways in: each program alone, with the test's own client before it and the origin behind it.
 macro_rules! entries {
@@ -33,7 +35,7 @@ macro_rules! links {
             $(mod $name {
                 use super::*;
                 fn link() -> Link {
-                    Link { outbound: $outbound, inbound: $inbound, carries: $carries }
+                    Link { outbound: $outbound, inbound: $inbound, carries: $carries, light: false }
                 }
                 #[test]
                 fn culvert_to_culvert() {
@@ -51,6 +53,30 @@ macro_rules! links {
                 fn sing_box_to_sing_box() {
                     run(linked(link(), Side::SingBox, Side::SingBox));
                 }
+            })+
+        }
+    };
+}
+
+/// Combinations of layers that other rows check in full: each in one test, in the three pairings with Culvert.
+macro_rules! light_links {
+    ($($name:ident: $outbound:expr => $inbound:expr, $carries:expr;)+) => {
+        mod light_link {
+            use super::*;
+            $(#[test]
+            fn $name() {
+                let link = Link { outbound: $outbound, inbound: $inbound, carries: $carries, light: true };
+                run(async {
+                    for (client, server) in [
+                        (Side::Culvert, Side::SingBox),
+                        (Side::SingBox, Side::Culvert),
+                        (Side::Culvert, Side::Culvert),
+                    ] {
+                        let outcome = linked(link, client, server).await;
+                        outcome.map_err(|error| format!("{client:?} to {server:?}: {error}"))?;
+                    }
+                    Ok(())
+                });
             })+
         }
     };
@@ -84,7 +110,29 @@ links! {
     http: || json!({ "type": "http" }) => || json!({ "type": "http" }), TCP;
     http_users: || with_user(json!({ "type": "http" })) => || for_users("http"), TCP;
     mixed_socks5: || json!({ "type": "socks" }) => || json!({ "type": "mixed" }), ALL;
+    http_tls: || in_tls(json!({ "type": "http" })) => || behind_tls(json!({ "type": "http" })), TCP;
     mixed_http: || with_user(json!({ "type": "http" })) => || for_users("mixed"), TCP;
+}
+
+light_links! {
+    mixed_http_tls: || in_tls(with_user(json!({ "type": "http" }))) => || behind_tls(for_users("mixed")), TCP;
+}
+
+/// The certificate of all servers here, which is its own authority.
+static CERTIFICATE: LazyLock<Certificate> = LazyLock::new(|| Certificate::for_name("site.test"));
+
+/// `outbound` inside TLS.
+fn in_tls(mut outbound: Value) -> Value {
+    outbound["tls"] =
+        json!({ "enabled": true, "server_name": "site.test", "certificate": [CERTIFICATE.certificate] });
+    outbound
+}
+
+/// `inbound` inside TLS.
+fn behind_tls(mut inbound: Value) -> Value {
+    inbound["tls"] =
+        json!({ "enabled": true, "certificate": [CERTIFICATE.certificate], "key": [CERTIFICATE.key] });
+    inbound
 }
 
 /// An outbound that logs in as the known user.

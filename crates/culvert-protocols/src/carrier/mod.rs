@@ -1,0 +1,138 @@
+//! What carries a protocol's connections: plain TCP or a detour, TLS around it if asked for, and in it a transport.
+//!
+//! ```text
+//! outbound   Carrier::connect ─▶ Lower::connect (dial fields, TLS) ─▶ transport ─▶ the protocol's own bytes
+//! inbound    listener ─▶ TLS ─▶ the transport's server ─▶ the protocol's server
+//! ```
+//!
+//! A protocol takes what comes out of [`Carrier::connect`] and what its server is given as a stream like any other. On
+//! the side of the server each layer is a [`StreamServer`] around the next one, so a layer whose connection carries many
+//! serves them all the same way.
+//!
+//! Source: sing-box 1.14.4, `transport` and `tls` of its options.
+
+mod tls;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use culvert_config::options::dial::ServerOptions;
+use culvert_config::options::tls::{InboundTls, OutboundTls};
+use culvert_config::options::transport::{Transport, TransportKind};
+use culvert_core::{BoxStream, DialError, Dialer, Session, StreamServer};
+use culvert_tls::{Connector, Facts, Store};
+use culvert_wire::Target;
+
+pub(crate) use self::tls::secured;
+use crate::BuildError;
+use crate::fields::server::server;
+
+/// The way of an outbound to its server.
+pub(crate) struct Carrier {
+    lower: Lower,
+    transport: Option<Box<dyn ClientTransport>>,
+}
+
+/// The way without a transport: a connection by the dial fields, with TLS around it if that is on.
+pub(crate) struct Lower {
+    dialer: Dialer,
+    server: Target,
+    tls: Option<Connector>,
+}
+
+/// The client of a transport.
+#[async_trait]
+pub(crate) trait ClientTransport: Send + Sync {
+    /// Opens one stream to the server, over a connection of its own from `lower` or one that is there.
+    async fn open(&self, lower: &Lower, session: &Session) -> Result<BoxStream, DialError>;
+}
+
+impl Carrier {
+    /// The way that the options describe.
+    pub(crate) fn new(
+        dialer: Dialer,
+        store: &Arc<Store>,
+        address: &ServerOptions,
+        tls: Option<&OutboundTls>,
+        transport: &Transport,
+    ) -> Result<Self, BuildError> {
+        let server = server(address)?;
+        let tls = tls.filter(|tls| tls.enabled);
+        let alpn = transport.0.as_ref().map_or(&[][..], client_alpn);
+        let tls = tls.map(|tls| tls::connector(tls, &server.host, alpn, store)).transpose()?;
+        let transport = transport.0.as_ref().map(client_transport).transpose()?;
+        Ok(Self { lower: Lower { dialer, server, tls }, transport })
+    }
+
+    /// Opens one stream to the server.
+    pub(crate) async fn connect(&self, session: &Session) -> Result<BoxStream, DialError> {
+        match &self.transport {
+            Some(transport) => transport.open(&self.lower, session).await,
+            None => self.lower.connect(session).await.map(|(conn, _)| conn),
+        }
+    }
+
+    /// The dial fields, for what goes to the server beside streams.
+    pub(crate) fn dialer(&self) -> &Dialer {
+        &self.lower.dialer
+    }
+
+    /// The server.
+    pub(crate) fn server(&self) -> &Target {
+        &self.lower.server
+    }
+}
+
+impl Lower {
+    /// Opens one connection to the server; with TLS, also what was agreed on.
+    pub(crate) async fn connect(&self, session: &Session) -> Result<(BoxStream, Option<Facts>), DialError> {
+        let conn = self.dialer.connect(session, &self.server).await?;
+        let Some(tls) = &self.tls else { return Ok((conn, None)) };
+        let (conn, facts) = tls.connect(conn).await?;
+        Ok((Box::new(conn), Some(facts)))
+    }
+}
+
+/// The server of a protocol behind the layers that the options ask for: TLS outermost, then the transport.
+pub(crate) fn serve(
+    tls: Option<&InboundTls>,
+    transport: &Transport,
+    protocol: Arc<dyn StreamServer>,
+) -> Result<Arc<dyn StreamServer>, BuildError> {
+    let Some(kind) = &transport.0 else { return secured(tls, &[], protocol) };
+    secured(tls, server_alpn(kind), server_transport(kind, protocol)?)
+}
+
+/// What a client of the transport offers by ALPN where the options offer nothing.
+fn client_alpn(kind: &TransportKind) -> &'static [&'static str] {
+    match kind {
+        TransportKind::Http(_) | TransportKind::Grpc(_) => &["h2"],
+        TransportKind::Ws(_) | TransportKind::HttpUpgrade(_) => &["http/1.1"],
+        TransportKind::Quic(_) => &["h3"],
+    }
+}
+
+/// What a server of the transport takes by ALPN where the options name nothing.
+fn server_alpn(kind: &TransportKind) -> &'static [&'static str] {
+    match kind {
+        TransportKind::Http(_) => &["h2", "http/1.1"],
+        TransportKind::Grpc(_) => &["h2"],
+        TransportKind::Ws(_) | TransportKind::HttpUpgrade(_) => &[],
+        TransportKind::Quic(_) => &["h3"],
+    }
+}
+
+fn client_transport(kind: &TransportKind) -> Result<Box<dyn ClientTransport>, BuildError> {
+    Err(not_built(kind))
+}
+
+fn server_transport(
+    kind: &TransportKind,
+    _protocol: Arc<dyn StreamServer>,
+) -> Result<Arc<dyn StreamServer>, BuildError> {
+    Err(not_built(kind))
+}
+
+fn not_built(kind: &TransportKind) -> BuildError {
+    BuildError::NotBuilt { feature: format!("transport `{}`", kind.name()) }
+}
