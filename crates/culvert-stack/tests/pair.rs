@@ -1,0 +1,334 @@
+//! Two stacks with a path between them that loses, repeats, delays and reorders: any byte stream arrives whole, in order, once.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use culvert_stack::{Config, ConnId, Event, Offloads, ReadOutcome, Received, Refusal, Stack};
+use culvert_wire::BufChain;
+use proptest::prelude::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// What a path does to packets; chances in a thousand.
+#[derive(Clone, Copy, Debug, Default)]
+struct Path {
+    delay: Duration,
+    loss: u32,
+    repeat: u32,
+    reorder: u32,
+}
+
+/// A packet on its way: when it arrives, its number, and to which end.
+type Flying = Reverse<(Instant, u64, usize, Vec<u8>)>;
+
+struct World {
+    now: Instant,
+    ends: [Stack; 2],
+    flying: BinaryHeap<Flying>,
+    number: u64,
+    dice: u64,
+    path: Path,
+    packets: u64,
+}
+
+impl World {
+    fn new(path: Path, config: &Config, seed: u64) -> Self {
+        let now = Instant::now();
+        let ends = [Stack::new(config.clone(), now), Stack::new(config.clone(), now)];
+        Self { now, ends, flying: BinaryHeap::new(), number: 0, dice: seed | 1, path, packets: 0 }
+    }
+
+    fn dice(&mut self) -> u32 {
+        self.dice ^= self.dice << 13;
+        self.dice ^= self.dice >> 7;
+        self.dice ^= self.dice << 17;
+        (self.dice >> 20) as u32 % 1000
+    }
+
+    fn transmit(&mut self) {
+        for end in 0..2 {
+            let mut packets = Vec::new();
+            self.ends[end].transmit(self.now, &mut |out| {
+                let mut packet = out.head.to_vec();
+                out.payload.iter().for_each(|slice| packet.extend_from_slice(slice));
+                packets.push(packet);
+                true
+            });
+            for packet in packets {
+                self.packets += 1;
+                if self.dice() < self.path.loss {
+                    continue;
+                }
+                let copies = if self.dice() < self.path.repeat { 2 } else { 1 };
+                for _ in 0..copies {
+                    let late =
+                        if self.dice() < self.path.reorder { self.path.delay / 2 } else { Duration::ZERO };
+                    self.number += 1;
+                    let at = self.now + self.path.delay + late;
+                    self.flying.push(Reverse((at, self.number, 1 - end, packet.clone())));
+                }
+            }
+        }
+    }
+
+    /// Goes on to the next thing that happens. `false` if nothing will.
+    fn step(&mut self) -> bool {
+        self.transmit();
+        let arrival = self.flying.peek().map(|Reverse((at, ..))| *at);
+        let timers = self.ends.iter().filter_map(Stack::next_timeout);
+        let Some(next) = arrival.into_iter().chain(timers).min() else { return false };
+        self.now = self.now.max(next);
+        while self.flying.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+            let Some(Reverse((_, _, end, packet))) = self.flying.pop() else { break };
+            let received = Received { packet: packet.into(), checked: false, segment: 0 };
+            assert!(self.ends[end].receive(received, self.now).is_none());
+        }
+        for end in &mut self.ends {
+            end.on_timeout(self.now);
+        }
+        true
+    }
+
+    /// Opens a connection from end 0 to end 1.
+    fn connect(&mut self, source: &str, target: &str) -> (ConnId, ConnId) {
+        let (source, target): (SocketAddr, SocketAddr) = (source.parse().unwrap(), target.parse().unwrap());
+        let client = self.ends[0].connect(source, target, self.now).unwrap();
+        let mut server = None;
+        loop {
+            assert!(self.step(), "nothing happens");
+            while let Some(event) = self.ends[1].poll_event() {
+                if let Event::Knock { id, source: from, target: to } = event {
+                    assert_eq!((from, to), (source, target));
+                    self.ends[1].accept(id, self.now);
+                    server = Some(id);
+                }
+            }
+            if let Some(event) = self.ends[0].poll_event() {
+                assert_eq!(event, Event::Connected(client));
+                return (client, server.unwrap());
+            }
+        }
+    }
+}
+
+/// One end of a transfer: what it still has to send, what it has received.
+struct Half {
+    id: ConnId,
+    to_send: BufChain,
+    received: Vec<u8>,
+    ended: bool,
+    shut: bool,
+}
+
+fn pattern(len: usize, salt: u8) -> Vec<u8> {
+    (0..len).map(|at| (at as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0] ^ salt).collect()
+}
+
+fn exchange(world: &mut World, ids: (ConnId, ConnId), up: usize, down: usize) -> Duration {
+    let started = world.now;
+    let half = |id, len, salt| Half {
+        id,
+        to_send: BufChain::copied(&pattern(len, salt)),
+        received: Vec::new(),
+        ended: false,
+        shut: false,
+    };
+    let mut halves = [half(ids.0, up, 1), half(ids.1, down, 2)];
+    for steps in 0.. {
+        assert!(steps < 3_000_000, "no end");
+        for (end, half) in halves.iter_mut().enumerate() {
+            let stack = &mut world.ends[end];
+            while let Some(event) = stack.poll_event() {
+                assert!(!matches!(event, Event::Broken(..)), "{event:?} after {:?}", world.now - started);
+            }
+            if !half.to_send.is_empty() {
+                stack.write(half.id, &mut half.to_send, world.now).unwrap();
+            }
+            if half.to_send.is_empty() && !half.shut {
+                half.shut = true;
+                stack.shut_down(half.id, world.now);
+            }
+            loop {
+                match stack.read(half.id, world.now) {
+                    ReadOutcome::Data(data) => half.received.extend(data.to_vec()),
+                    ReadOutcome::End => {
+                        half.ended = true;
+                        break;
+                    }
+                    ReadOutcome::Blocked => break,
+                    ReadOutcome::Broken(why) => panic!("{why:?}"),
+                }
+            }
+        }
+        if halves.iter().all(|half| half.ended) {
+            break;
+        }
+        assert!(world.step(), "stuck: {} and {} bytes", halves[0].received.len(), halves[1].received.len());
+    }
+    assert!(halves[1].received == pattern(up, 1), "what went up is not what arrived");
+    assert!(halves[0].received == pattern(down, 2), "what went down is not what arrived");
+    let took = world.now - started;
+    world.ends[0].release(ids.0, world.now);
+    world.ends[1].release(ids.1, world.now);
+    while world.step() {}
+    assert_eq!((world.ends[0].connections(), world.ends[1].connections()), (0, 0), "nothing is left");
+    took
+}
+
+#[test]
+fn a_clean_path_needs_no_more_packets_than_it_must() {
+    for (source, target) in [("10.0.0.1:1000", "192.0.2.1:80"), ("[fd00::1]:1000", "[2001:db8::1]:80")] {
+        let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 1);
+        let ids = world.connect(source, target);
+        exchange(&mut world, ids, 3_000_000, 0);
+        let segments = 3_000_000 / 1400 + 1;
+        assert!(world.packets < segments * 5 / 2, "{} packets for {segments} segments", world.packets);
+    }
+}
+
+#[test]
+fn trains_are_as_long_as_a_packet_can_be() {
+    let offloads = Offloads { checksum: true, tcp_segment: true, udp_segment: true };
+    let mut stack =
+        Stack::new(Config { offloads, initial_window: 1 << 20, ..Config::default() }, Instant::now());
+    let (now, source, target) =
+        (Instant::now(), "10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap());
+    let client = stack.connect(source, target, now).unwrap();
+    let mut other = Stack::new(Config::default(), now);
+    let mut syn = Vec::new();
+    stack.transmit(now, &mut |out| {
+        syn = out.head.to_vec();
+        true
+    });
+    other.receive(Received { packet: syn.into(), checked: true, segment: 0 }, now);
+    let Some(Event::Knock { id, .. }) = other.poll_event() else { panic!("no knock") };
+    other.accept(id, now);
+    other.transmit(now, &mut |out| {
+        stack.receive(Received { packet: out.head.to_vec().into(), checked: false, segment: 0 }, now);
+        true
+    });
+    stack.write(client, &mut BufChain::copied(&pattern(65_535, 0)), now).unwrap();
+    let mut longest = 0;
+    stack.transmit(now, &mut |out| {
+        let len: usize = out.payload.iter().map(|slice| slice.len()).sum();
+        if len > 0 {
+            let segment = if len > 1448 { 1448 } else { 0 };
+            assert_eq!((out.segment, out.checksum), (segment, Some((20, 16))));
+            longest = longest.max(len);
+        }
+        true
+    });
+    assert_eq!(longest, 65_435 / 1448 * 1448, "whole segments, as many as fit");
+}
+
+#[test]
+fn bad_paths_are_survived_at_speed() {
+    let path = Path { delay: MS * 20, loss: 20, repeat: 10, reorder: 250 };
+    let mut world = World::new(path, &Config::default(), 7);
+    let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
+    let took = exchange(&mut world, ids, 2_000_000, 2_000_000);
+    assert!(took < Duration::from_secs(60), "{took:?}");
+}
+
+#[test]
+fn a_reader_that_pauses_closes_the_window_and_opens_it_again() {
+    let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 3);
+    let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
+    let mut data = BufChain::copied(&pattern(4 << 20, 5));
+    let until = world.now + Duration::from_secs(300);
+    while world.now < until {
+        world.ends[0].write(ids.0, &mut data, world.now).unwrap();
+        assert!(world.step(), "a closed window is probed");
+    }
+    let limit = Config::default().receive_window as usize + Config::default().send_buffer + (64 << 10);
+    assert!(data.len() > (4 << 20) - limit, "the sender is held back");
+    assert!(world.packets < 2000, "and does not keep knocking: {} packets", world.packets);
+    let mut got = Vec::new();
+    while got.len() < 4 << 20 {
+        world.ends[0].write(ids.0, &mut data, world.now).unwrap();
+        if let ReadOutcome::Data(more) = world.ends[1].read(ids.1, world.now) {
+            got.extend(more.to_vec());
+        }
+        assert!(world.step(), "{} bytes", got.len());
+    }
+    assert!(got == pattern(4 << 20, 5));
+}
+
+#[test]
+fn a_peer_that_vanishes_is_noticed() {
+    let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 3);
+    let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
+    while world.step() {}
+    world.path.loss = 1000;
+    world.ends[0].write(ids.0, &mut BufChain::copied(b"hello"), world.now).unwrap();
+    let started = world.now;
+    let broken = loop {
+        assert!(world.step());
+        if let Some(event) = world.ends[0].poll_event() {
+            break event;
+        }
+    };
+    assert!(matches!(broken, Event::Broken(id, _) if id == ids.0), "{broken:?}");
+    let took = world.now - started;
+    assert!((Duration::from_secs(20)..Duration::from_secs(300)).contains(&took), "{took:?}");
+}
+
+#[test]
+fn refusals_are_told_apart() {
+    for how in [Refusal::Reset, Refusal::Drop] {
+        let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 3);
+        let (source, target) = ("10.0.0.1:1000".parse().unwrap(), "192.0.2.1:80".parse().unwrap());
+        let client = world.ends[0].connect(source, target, world.now).unwrap();
+        let started = world.now;
+        let event = loop {
+            assert!(world.step());
+            if let Some(Event::Knock { id, .. }) = world.ends[1].poll_event() {
+                world.ends[1].refuse(id, how, world.now);
+            }
+            if let Some(event) = world.ends[0].poll_event() {
+                break event;
+            }
+        };
+        assert!(matches!(event, Event::Broken(id, _) if id == client));
+        let at_once = world.now - started < MS * 10;
+        assert_eq!(at_once, how == Refusal::Reset, "{how:?} after {:?}", world.now - started);
+    }
+}
+
+#[test]
+fn an_abort_arrives_as_a_reset() {
+    let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 3);
+    let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
+    world.ends[1].write(ids.1, &mut BufChain::copied(b"the beginning"), world.now).unwrap();
+    while world.step() {}
+    assert!(matches!(world.ends[0].read(ids.0, world.now), ReadOutcome::Data(_)));
+    assert!(matches!(world.ends[0].read(ids.0, world.now), ReadOutcome::Blocked));
+    world.ends[1].abort(ids.1, world.now);
+    world.ends[1].release(ids.1, world.now);
+    while world.step() {}
+    assert!(matches!(world.ends[0].read(ids.0, world.now), ReadOutcome::Broken(_)));
+    assert_eq!(world.ends[1].connections(), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn any_path_carries_every_byte(
+        seed in any::<u64>(),
+        loss in 0u32..150,
+        repeat in 0u32..200,
+        reorder in 0u32..500,
+        up in 0usize..120_000,
+        down in 0usize..120_000,
+        mtu in 576u16..9000,
+    ) {
+        let path = Path { delay: MS * 10, loss, repeat, reorder };
+        let config = Config { mtu, receive_window: 64 << 10, ..Config::default() };
+        let mut world = World::new(path, &config, seed);
+        let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
+        exchange(&mut world, ids, up, down);
+    }
+}
