@@ -1,5 +1,6 @@
 //! Byte streams between two hops.
 
+use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -34,7 +35,9 @@ const COPY_IN: usize = 16 << 10;
 /// A layer that only has a header forwards every method to the stream below once the header is done. A layer that
 /// transforms bytes overrides [`poll_read_chain`](Self::poll_read_chain) and
 /// [`poll_write_chain`](Self::poll_write_chain) to work in place.
-pub trait StreamConn: AsyncRead + AsyncWrite + Send + Unpin {
+///
+/// It is [`Any`] so that the relay can see that a conn is nothing but a socket, and take that over.
+pub trait StreamConn: AsyncRead + AsyncWrite + Send + Unpin + Any {
     /// Space this layer wants around data given to it, so that it can seal in place.
     fn room(&self) -> Room {
         Room::NONE

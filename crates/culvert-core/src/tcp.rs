@@ -34,6 +34,12 @@ impl TcpConn {
         Self { stream, want: READ_MIN }
     }
 
+    /// The socket, as it was given.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// The peer's address.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! This is the only crate of Culvert with unsafe code, and that code sits in two places: `sys/linux.rs` holds one thin
 //! function per system call, and `udp/linux.rs` the two calls that carry arrays of pointers. Everything public is safe,
 //! never panics on what a peer sends, and never blocks: sockets are made non-blocking, and a call that would have to wait
-//! fails with [`std::io::ErrorKind::WouldBlock`], as a readiness loop expects.
+//! fails with [`std::io::ErrorKind::WouldBlock`], as a readiness loop expects. Only [`ready::wait`] waits, by its name.
 //!
 //! No runtime is known here. Functions take a `BorrowedFd` and hand out types of std or socket2.
 //!
@@ -16,6 +16,7 @@
 pub mod iface;
 pub mod netns;
 pub mod process;
+pub mod ready;
 pub mod socket;
 pub mod splice;
 pub mod udp;

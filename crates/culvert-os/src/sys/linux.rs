@@ -151,6 +151,24 @@ pub(crate) fn wait_writable(fd: BorrowedFd<'_>, millis: c_int) -> io::Result<boo
     Ok(poll.revents & libc::POLLOUT != 0)
 }
 
+/// poll(2) on sockets, each with whether it is to be read and written. Whether one of them is ready or broken before the
+/// time is over.
+pub(crate) fn wait_any<const N: usize>(
+    sockets: [(BorrowedFd<'_>, bool, bool); N],
+    millis: c_int,
+) -> io::Result<bool> {
+    let mut polls = sockets.map(|(fd, read, write)| {
+        let events = if read { libc::POLLIN } else { 0 } | if write { libc::POLLOUT } else { 0 };
+        libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
+    });
+    // SAFETY: `polls` is an array of `N` valid pollfds.
+    match check(unsafe { libc::poll(polls.as_mut_ptr(), N as libc::nfds_t, millis) }) {
+        Ok(ready) => Ok(ready > 0),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// setns(2) with CLONE_NEWNET: moves the calling thread, and no other, into the namespace.
 pub(crate) fn enter_network_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: takes integers; the descriptor is borrowed and thus open. Only the kernel's view of this thread changes.

@@ -104,6 +104,10 @@ pub(crate) fn wait_writable(_: BorrowedFd<'_>, _: c_int) -> io::Result<bool> {
     unsupported()
 }
 
+pub(crate) fn wait_any<const N: usize>(_: [(BorrowedFd<'_>, bool, bool); N], _: c_int) -> io::Result<bool> {
+    unsupported()
+}
+
 pub(crate) fn enter_network_namespace(_: BorrowedFd<'_>) -> io::Result<()> {
     unsupported()
 }
