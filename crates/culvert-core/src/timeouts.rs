@@ -20,6 +20,10 @@ pub const STREAM_IDLE: Duration = Duration::from_secs(24 * 3600);
 pub const HALF_CLOSED_IDLE: Duration = Duration::from_secs(10 * 60);
 /// A keep-alive HTTP proxy connection between two requests.
 pub const HTTP_KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
+/// A multiplexed connection without a stream in it.
+pub const MULTIPLEX_IDLE: Duration = Duration::from_secs(60);
+/// A stream in a multiplexed connection without flow control that takes nothing while others wait behind its data.
+pub const MULTIPLEX_STALL: Duration = Duration::from_secs(10);
 /// `udp_timeout` of the listen fields.
 pub const UDP_IDLE: Duration = Duration::from_secs(5 * 60);
 /// Idle limit of DNS, NTP and STUN associations, by port or sniffed protocol, where no option says otherwise.

@@ -13,6 +13,7 @@
 //! | [`direct`] | straight to the target |
 //! | [`block`] | nowhere |
 //! | [`uot`] | UDP over TCP, which several protocols carry |
+//! | [`mux_cool`], [`packetaddr`] | many connections in one, and datagrams with addresses, as VLESS and VMess carry them |
 //!
 //! A protocol's folder has the parts that it needs of these: `codec.rs` (bytes to values and back, without I/O),
 //! `inbound.rs`, `outbound.rs`, `tests.rs`. Protocols do not import each other; `mixed` is the one that is made of two.
@@ -27,7 +28,9 @@ mod handshake;
 pub mod http;
 pub mod mixed;
 mod mux;
+pub mod mux_cool;
 mod onward;
+pub mod packetaddr;
 pub mod socks;
 mod system_proxy;
 pub mod table;

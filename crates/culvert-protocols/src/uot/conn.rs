@@ -106,7 +106,7 @@ impl UotConn {
 }
 
 /// The next `len` bytes as one piece with room around: the very piece they lie in where they are all that is in it.
-fn take_data(read: &mut BufChain, len: usize, room: Room) -> Buf {
+pub(crate) fn take_data(read: &mut BufChain, len: usize, room: Room) -> Buf {
     if read.front().len() == len
         && let Some(piece) = read.pop_front()
     {
