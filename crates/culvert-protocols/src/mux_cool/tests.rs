@@ -30,7 +30,7 @@ impl StreamServer for Bare {
         handshake: Handshake,
         dispatch: &Dispatch,
     ) -> Result<(), ServeError> {
-        super::serve(conn, BufChain::new(), session, None, handshake, dispatch).await
+        serve(conn, BufChain::new(), session, None, handshake, dispatch).await
     }
 }
 
