@@ -32,6 +32,7 @@
 //!   that it refuses to read.
 //! * Keys in another letter case are accepted in a few objects more than there, with a warning; values of a key that is
 //!   written again later are not looked at.
+//! * An id of VMess or VLESS that is empty or nothing but zeros is an error.
 //! * An error comes with all others, and a warning never changes the outcome.
 //!
 //! Not part of this crate: anything that opens a port or needs a running system.

@@ -161,3 +161,21 @@ fn what_lets_somebody_in_is_not_shown() {
     }
     assert!(!shown.contains("115, 101, 99, 114, 101, 116"), "the bytes of a password");
 }
+
+#[test]
+fn ids_that_anybody_would_guess_are_refused() {
+    let nil = "00000000-0000-0000-0000-000000000000";
+    for kind in ["vless", "vmess"] {
+        let outbound = |id: &str| format!(r#"{{"type": "{kind}", "server": "a", "server_port": 1{id}}}"#);
+        let inbound = |id: &str| format!(r#"{{"type": "{kind}", "users": [{{"name": "a"{id}}}]}}"#);
+        for (list, object, place) in [
+            ("outbounds", &outbound as &dyn Fn(&str) -> String, "uuid"),
+            ("inbounds", &inbound, "users[0].uuid"),
+        ] {
+            expect(list, &object(r#", "uuid": "me""#), "", "");
+            expect(list, &object(&format!(r#", "uuid": "{nil}""#)), place, "of zeros is no secret");
+            expect(list, &object(r#", "uuid": """#), place, "is missing");
+            expect(list, &object(""), place.trim_end_matches("uuid").trim_end_matches('.'), "is missing");
+        }
+    }
+}

@@ -48,6 +48,19 @@ impl UserId {
     pub fn uuid(&self) -> [u8; 16] {
         Uuid::parse(&self.0).map_or_else(|| version_5(&self.0), |uuid| uuid.bytes)
     }
+
+    /// Reports an id that lets everybody in who tries the obvious: none, or nothing but zeros. `node` is the object that
+    /// has the option `key`.
+    pub(crate) fn check(&self, key: &str, node: &Node, cx: &mut Cx<'_>) {
+        if self.0.is_empty() {
+            cx.error(node.place_of(key), format!("`{key}` is missing; `culvert generate uuid` makes one"));
+        } else if self.uuid() == [0; 16] {
+            cx.error(
+                node.place_of(key),
+                format!("`{key}` of zeros is no secret; `culvert generate uuid` makes one"),
+            );
+        }
+    }
 }
 
 /// Exactly `N` bytes in hexadecimal digits.

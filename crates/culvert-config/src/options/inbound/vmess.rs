@@ -27,7 +27,7 @@ options! {
         /// What carries the connections.
         transport: Transport,
     }
-    check = VmessInbound::check_tls;
+    check = VmessInbound::check_tls_and_users;
 
     /// Options of a VLESS inbound.
     pub struct VlessInbound {
@@ -42,7 +42,7 @@ options! {
         /// What carries the connections.
         transport: Transport,
     }
-    check = VlessInbound::check_tls_and_flows;
+    check = VlessInbound::check_tls_and_users;
 
     /// Options of a Trojan inbound.
     pub struct TrojanInbound {
@@ -65,16 +65,21 @@ options! {
 }
 
 impl VmessInbound {
-    fn check_tls(&self, node: &Node, cx: &mut Cx<'_>) {
+    fn check_tls_and_users(&self, node: &Node, cx: &mut Cx<'_>) {
         check_carrier(self.tls.as_deref(), &self.transport, node, cx);
+        let items = node.get("users").and_then(Node::as_array).unwrap_or_default();
+        for (user, item) in self.users.iter().zip(items) {
+            user.uuid.check("uuid", item, cx);
+        }
     }
 }
 
 impl VlessInbound {
-    fn check_tls_and_flows(&self, node: &Node, cx: &mut Cx<'_>) {
+    fn check_tls_and_users(&self, node: &Node, cx: &mut Cx<'_>) {
         check_carrier(self.tls.as_deref(), &self.transport, node, cx);
         let items = node.get("users").and_then(Node::as_array).unwrap_or_default();
         for (user, item) in self.users.iter().zip(items) {
+            user.uuid.check("uuid", item, cx);
             user.flow.check_leniently("flow", item, cx);
         }
     }

@@ -112,6 +112,7 @@ choices! {
 impl VmessOutbound {
     fn check_values(&self, node: &Node, cx: &mut Cx<'_>) {
         check_carrier(self.tls.as_deref(), &self.transport, &self.server, node, cx);
+        self.uuid.check("uuid", node, cx);
         self.security.check("security", node, cx);
         self.packet_encoding.check("packet_encoding", node, cx);
     }
@@ -126,6 +127,7 @@ impl VlessOutbound {
 
     fn check_values(&self, node: &Node, cx: &mut Cx<'_>) {
         check_carrier(self.tls.as_deref(), &self.transport, &self.server, node, cx);
+        self.uuid.check("uuid", node, cx);
         self.flow.check("flow", node, cx);
         if let Some(encoding) = &self.packet_encoding {
             encoding.check("packet_encoding", node, cx);
