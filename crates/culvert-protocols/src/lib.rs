@@ -10,6 +10,7 @@
 //! | [`socks`] | SOCKS 4, 4a and 5; the one to read first |
 //! | [`http`] | HTTP proxy: CONNECT and plain requests |
 //! | [`mixed`] | SOCKS and HTTP on one port |
+//! | [`vless`] | VLESS |
 //! | [`direct`] | straight to the target |
 //! | [`block`] | nowhere |
 //! | [`uot`] | UDP over TCP, which several protocols carry |
@@ -38,5 +39,6 @@ pub mod table;
 mod testing;
 pub mod uot;
 pub mod users;
+pub mod vless;
 
 pub use table::{BuildError, InboundCx, OutboundCx, Protocol, TABLE};

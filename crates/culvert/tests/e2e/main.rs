@@ -10,6 +10,7 @@
 //! | [`http`]    | the HTTP proxy's finer points, each from a field report                               |
 //! | [`socks`]   | the same for SOCKS                                                                    |
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
+//! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
 //! | [`program`] | the command line, signals, start and reload                                           |
 //!
 //! Everything listens on loopback ports of its own. `E2E_CHECKS=reset,bulk` runs only the checks whose names contain
@@ -26,6 +27,7 @@ mod proxy;
 mod site;
 mod socks;
 mod table;
+mod v2ray;
 
 use culvert_testkit::peer::Program;
 

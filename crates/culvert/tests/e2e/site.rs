@@ -141,6 +141,14 @@ impl Site {
         .await
     }
 
+    /// Programs that run already, into which the test's client enters by SOCKS5 at `port`. They are checked lightly.
+    pub(crate) fn running(origin: Origin, port: Port, peers: Vec<Peer>, carries: Carries) -> Result<Self> {
+        let (entry, banner_port) = (Entry::new("mixed", Protocol::Socks5), Port::reserve()?);
+        let idle_descriptors = descriptors(&peers)?;
+        let (strict, light) = (false, true);
+        Ok(Self { origin, peers, entry, carries, port, banner_port, idle_descriptors, strict, light })
+    }
+
     async fn build(
         entry: Entry,
         carries: Carries,

@@ -82,6 +82,8 @@ macro_rules! light_links {
     };
 }
 
+mod vless;
+
 entries! {
     direct: Entry::Direct;
     socks4: Entry::new("socks", Socks4);

@@ -1,0 +1,115 @@
+//! The client: asks a server for connections and associations.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use culvert_config::options::outbound::vmess::PacketEncoding;
+use culvert_core::{
+    BoxPackets, BoxStream, DialError, Network, Outbound, PacketBatch, PacketConn, Session, Tag,
+};
+use culvert_wire::{BufChain, Room, Target};
+
+use super::codec::{Command, Id, Request};
+use super::conn::VlessConn;
+use crate::carrier::Carrier;
+use crate::mux_cool::XudpConn;
+use crate::packetaddr::{self, PacketAddrConn};
+use crate::uot::UotConn;
+
+/// The outbound.
+pub(super) struct Client {
+    pub(super) tag: Tag,
+    pub(super) carrier: Carrier,
+    pub(super) id: Id,
+    pub(super) tcp: bool,
+    pub(super) udp: bool,
+    pub(super) packet_encoding: Option<PacketEncoding>,
+}
+
+impl Client {
+    async fn open(&self, session: &Session, command: Command) -> Result<BoxStream, DialError> {
+        let conn = self.carrier.connect(session).await?;
+        let request = Request { id: self.id, flow: Vec::new(), command };
+        Ok(Box::new(VlessConn::client(conn, &request)))
+    }
+}
+
+#[async_trait]
+impl Outbound for Client {
+    fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
+    fn carries(&self, network: Network) -> bool {
+        match network {
+            Network::Tcp => self.tcp,
+            Network::Udp => self.udp,
+        }
+    }
+
+    /// The header leaves with the first bytes that are written, `early` or others.
+    async fn dial(&self, session: &Session, _early: &mut BufChain) -> Result<BoxStream, DialError> {
+        self.open(session, Command::Tcp(session.target.clone())).await
+    }
+
+    async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
+        let target = &session.target;
+        match self.packet_encoding {
+            Some(PacketEncoding::Xudp) => {
+                let conn = self.open(session, Command::Mux).await?;
+                Ok(Box::new(XudpConn::client(conn, target.clone())))
+            }
+            Some(PacketEncoding::PacketAddr) => {
+                if target.socket_addr().is_none() {
+                    let reason = "packetaddr carries packets to addresses only";
+                    return Err(DialError::Target { target: target.clone(), reason });
+                }
+                let sign = packetaddr::magic_target();
+                let conn = self.open(session, Command::Udp(sign.clone())).await?;
+                let packets = UotConn::server(conn, BufChain::new(), Some(sign));
+                Ok(Box::new(PacketAddrConn::new(Box::new(packets))))
+            }
+            None => {
+                let conn = self.open(session, Command::Udp(target.clone())).await?;
+                let packets = UotConn::server(conn, BufChain::new(), Some(target.clone()));
+                Ok(Box::new(OnePeer { packets, peer: target.clone(), sifted: 0 }))
+            }
+        }
+    }
+}
+
+/// An association with one peer. Packets to others are dropped: the server would send them to this one.
+struct OnePeer {
+    packets: UotConn,
+    peer: Target,
+    /// Packets at the front of the batch being sent that were looked at.
+    sifted: usize,
+}
+
+impl PacketConn for OnePeer {
+    fn room(&self) -> Room {
+        self.packets.room()
+    }
+
+    fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: Room,
+        batch: &mut PacketBatch,
+    ) -> Poll<io::Result<()>> {
+        self.packets.poll_recv(cx, room, batch)
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
+        let mut old = self.sifted;
+        batch.retain(|packet| {
+            let keep = old > 0 || packet.peer == self.peer;
+            old = old.saturating_sub(1);
+            keep
+        });
+        let sent = self.packets.poll_send(cx, batch);
+        self.sifted = batch.len();
+        sent
+    }
+}
