@@ -349,12 +349,18 @@ async fn a_carrier_without_sessions_is_closed_after_a_while() {
     serving.await.unwrap().unwrap();
 }
 
-/// A session's bytes reach that session, whatever the others do.
+/// A session's bytes reach that session, whatever the others do; some are broken off midway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_streams_get_their_own_bytes() {
     const CARRIERS: u16 = 5;
     const STREAMS: u16 = 200;
     const SIZE: usize = 20_000;
+    let is_cancelled = |id: u16| id % 7 == 3;
+    let end_of = |id: u16| {
+        let mut frame = Vec::new();
+        Head::end(id, true).encode(&mut frame);
+        frame
+    };
     let mut world = World::new();
     let echoing = tokio::spawn({
         let mut arrivals = std::mem::replace(&mut world.arrivals, tokio::sync::mpsc::unbounded_channel().1);
@@ -380,6 +386,12 @@ async fn a_thousand_streams_get_their_own_bytes() {
                     }
                     for from in (0..SIZE).step_by(2000) {
                         for id in 1..=STREAMS {
+                            if is_cancelled(id) && from >= SIZE / 2 {
+                                if from == SIZE / 2 {
+                                    write.write_all(&end_of(id)).await.unwrap();
+                                }
+                                continue;
+                            }
                             let data: Vec<u8> = (from..from + 2000).map(|at| byte(id, at)).collect();
                             write.write_all(&keep(id, &data)).await.unwrap();
                         }
@@ -387,10 +399,12 @@ async fn a_thousand_streams_get_their_own_bytes() {
                     write
                 });
                 let mut seen = vec![0; usize::from(STREAMS) + 1];
-                while seen[1..].iter().any(|seen| *seen < SIZE) {
+                let is_whole = |(id, seen): (usize, &usize)| is_cancelled(id as u16) || *seen == SIZE;
+                while !seen.iter().enumerate().skip(1).all(is_whole) {
                     let mut head = [0; 8];
                     read.read_exact(&mut head).await.unwrap();
                     let head = Head::decode(&mut Reader::new(&head)).unwrap();
+                    assert_eq!(head.status, Status::Keep, "stream {} of {carrier}", head.id);
                     let mut data = vec![0; head.data.unwrap().into()];
                     read.read_exact(&mut data).await.unwrap();
                     let at = &mut seen[usize::from(head.id)];
