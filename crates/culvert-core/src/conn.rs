@@ -11,6 +11,8 @@ use culvert_wire::{Buf, BufChain, Room};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::dispatch::DialOutcome;
+
 /// A boxed byte stream.
 pub type BoxStream = Box<dyn StreamConn>;
 
@@ -72,6 +74,10 @@ pub trait StreamConn: AsyncRead + AsyncWrite + Send + Unpin + Any {
     /// Makes the coming drop tell the peer that the stream broke off instead of ending (TCP: RST instead of FIN).
     fn abort(&mut self) {}
 
+    /// Tells a client that is answered by something else than bytes how its dial ended: a packet stack lets it in, or turns
+    /// it away. It may be told more than once; the first time counts.
+    fn answer(&mut self, _outcome: &DialOutcome<'_>) {}
+
     /// This end's address of the outermost socket, where there is one.
     fn local_addr(&self) -> Option<SocketAddr> {
         None
@@ -132,6 +138,10 @@ impl<C: StreamConn + ?Sized> StreamConn for Box<C> {
 
     fn abort(&mut self) {
         (**self).abort();
+    }
+
+    fn answer(&mut self, outcome: &DialOutcome<'_>) {
+        (**self).answer(outcome);
     }
 
     fn local_addr(&self) -> Option<SocketAddr> {
@@ -260,6 +270,10 @@ impl StreamConn for Prefixed {
 
     fn abort(&mut self) {
         self.conn.abort();
+    }
+
+    fn answer(&mut self, outcome: &DialOutcome<'_>) {
+        self.conn.answer(outcome);
     }
 
     fn local_addr(&self) -> Option<SocketAddr> {

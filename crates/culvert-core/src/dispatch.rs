@@ -69,8 +69,9 @@ impl Incoming {
     }
 
     async fn answer(&mut self, outcome: &DialOutcome<'_>) -> io::Result<()> {
-        let Some(reply) = self.reply.take() else { return Ok(()) };
         let Io::Stream(conn) = &mut self.io else { return Ok(()) };
+        conn.answer(outcome);
+        let Some(reply) = self.reply.take() else { return Ok(()) };
         let mut bytes = Vec::new();
         reply(outcome, &mut bytes);
         write_chain(conn, &mut BufChain::copied(&bytes)).await
@@ -408,14 +409,17 @@ async fn connect_by(
 async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &DialError) {
     flow.note_end(EndReason::Failed);
     log_failure(shared, &incoming.session, flow, error);
-    if let DialError::Dropped(_) = error {
+    let outcome = DialOutcome::Failed(error);
+    if is_dropped(error) {
+        if let Io::Stream(conn) = &mut incoming.io {
+            conn.answer(&outcome);
+        }
         // The client is to learn nothing: it sees silence until it gives up or the handshake's time is over.
         let _ = tokio::time::timeout(timeouts::HANDSHAKE, drain(&mut incoming)).await;
         return;
     }
     let waits = incoming.reply.is_some();
     // A client that never reads what it is told must not hold on to the flow, which has no idle limit yet.
-    let outcome = DialOutcome::Failed(error);
     let answer = tokio::time::timeout(timeouts::HANDSHAKE, incoming.answer(&outcome));
     let answered = answer.await.is_ok_and(|sent| sent.is_ok());
     if let Io::Stream(conn) = &mut incoming.io {
@@ -424,6 +428,15 @@ async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &Dial
         } else {
             conn.abort();
         }
+    }
+}
+
+/// Whether the client is to learn nothing.
+fn is_dropped(error: &DialError) -> bool {
+    match error {
+        DialError::Dropped(_) => true,
+        DialError::Outbound { source, .. } => is_dropped(source),
+        _ => false,
     }
 }
 

@@ -14,11 +14,14 @@
 #![allow(unsafe_code)]
 
 pub mod iface;
+#[cfg(target_os = "linux")]
+pub mod netlink;
 pub mod netns;
 pub mod process;
 pub mod ready;
 pub mod socket;
 pub mod splice;
+pub mod tun;
 pub mod udp;
 
 mod sys;

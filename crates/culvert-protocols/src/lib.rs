@@ -37,6 +37,8 @@ mod system_proxy;
 pub mod table;
 #[cfg(test)]
 mod testing;
+#[cfg(target_os = "linux")]
+pub mod tun;
 pub mod uot;
 pub mod users;
 pub mod vless;

@@ -23,6 +23,8 @@ pub const TABLE: &[&Protocol] = &[
     &uot::PROTOCOL,
     &mux_cool::PROTOCOL,
     &packetaddr::PROTOCOL,
+    #[cfg(target_os = "linux")]
+    &crate::tun::PROTOCOL,
 ];
 
 /// One protocol.

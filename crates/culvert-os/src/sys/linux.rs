@@ -1,9 +1,11 @@
 //! The Linux calls. Names and meanings are those of the manual pages named at each function.
 
 use std::ffi::{CStr, CString};
-use std::io;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 
 use libc::c_int;
@@ -307,6 +309,82 @@ fn ioctl_bytes(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<usize> {
 
 fn check(result: c_int) -> io::Result<c_int> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Opens `/dev/net/tun` and makes it the device of this name, or of one that the system chooses (TUNSETIFF). Returns the
+/// name, too.
+pub(crate) fn open_tun(name: &str) -> io::Result<(OwnedFd, String)> {
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    let fd = OwnedFd::from(options.open("/dev/net/tun")?);
+    // struct ifreq: the name, then a union of which the first two bytes are the flags.
+    let mut request = [0u8; size_of::<libc::ifreq>()];
+    let room = request.get_mut(..name.len()).filter(|_| name.len() < libc::IFNAMSIZ);
+    room.ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(name.as_bytes());
+    let flags = (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as u16;
+    request[libc::IFNAMSIZ..libc::IFNAMSIZ + 2].copy_from_slice(&flags.to_ne_bytes());
+    // SAFETY: `request` is as long as the struct that the call reads and writes, and holds plain bytes only.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) })?;
+    let name = CStr::from_bytes_until_nul(&request).unwrap_or_default();
+    Ok((fd, name.to_string_lossy().into_owned()))
+}
+
+/// TUNSETOFFLOAD: which trains of packets, and with them packets without checksums, may be handed over.
+pub(crate) fn set_tun_offload(fd: BorrowedFd<'_>, tcp: bool, udp: bool) -> io::Result<()> {
+    let tcp = if tcp { libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 } else { 0 };
+    let udp = if udp { libc::TUN_F_USO4 | libc::TUN_F_USO6 } else { 0 };
+    // SAFETY: the request takes an integer and touches no memory of ours.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(tcp | udp)) })
+        .map(drop)
+}
+
+/// readv(2) into two places.
+pub(crate) fn read_two(fd: BorrowedFd<'_>, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+    let mut parts = [IoSliceMut::new(first), IoSliceMut::new(second)];
+    // SAFETY: IoSliceMut has the layout of struct iovec, and both places may be written for their whole length.
+    retry(|| unsafe { libc::readv(fd.as_raw_fd(), parts.as_mut_ptr().cast(), parts.len() as c_int) })
+}
+
+/// writev(2) of two heads and as many parts as one call takes.
+pub(crate) fn write_parts(
+    fd: BorrowedFd<'_>,
+    first: &[u8],
+    second: &[u8],
+    rest: &[IoSlice<'_>],
+) -> io::Result<()> {
+    const MOST: usize = 64;
+    let mut parts = [IoSlice::new(&[]); MOST];
+    (parts[0], parts[1]) = (IoSlice::new(first), IoSlice::new(second));
+    let count = 2 + rest.len();
+    let joined: Vec<u8>;
+    let used = if count <= MOST {
+        parts[2..count].copy_from_slice(rest);
+        count
+    } else {
+        // Many small pieces: rare, and one copy is cheaper than a longer list.
+        joined = rest.iter().flat_map(|part| part.iter().copied()).collect();
+        parts[2] = IoSlice::new(&joined);
+        3
+    };
+    // SAFETY: IoSlice has the layout of struct iovec, and all parts may be read for their whole length.
+    retry(|| unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr().cast(), used as c_int) }).map(drop)
+}
+
+/// Sends one request to the routing part of netlink(7) and returns the first answer.
+pub(crate) fn ask_netlink(request: &[u8]) -> io::Result<Vec<u8>> {
+    // SAFETY: socket(2) takes no memory of ours.
+    let fd = check(unsafe {
+        libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
+    })?;
+    // SAFETY: the call succeeded, so it is an open descriptor that nothing else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: `request` may be read for its whole length.
+    retry(|| unsafe { libc::send(fd.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) })?;
+    let mut answer = vec![0; 8192];
+    // SAFETY: `answer` may be written for its whole length.
+    let len = retry(|| unsafe { libc::recv(fd.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) })?;
+    answer.truncate(len);
+    Ok(answer)
 }
 
 /// Repeats a call while a signal interrupts it.

@@ -1,7 +1,7 @@
 //! The calls of `linux.rs` for systems where Culvert has no code for them yet: all but plain sockets are "unsupported".
 
 use std::ffi::CStr;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -129,5 +129,21 @@ pub(crate) fn interface_index(_: &str) -> io::Result<u32> {
 }
 
 pub(crate) fn visit_interfaces(_: impl FnMut(&CStr, u32, Option<IpAddr>, Option<IpAddr>)) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn open_tun(_: &str) -> io::Result<(OwnedFd, String)> {
+    unsupported()
+}
+
+pub(crate) fn set_tun_offload(_: BorrowedFd<'_>, _: bool, _: bool) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn read_two(_: BorrowedFd<'_>, _: &mut [u8], _: &mut [u8]) -> io::Result<usize> {
+    unsupported()
+}
+
+pub(crate) fn write_parts(_: BorrowedFd<'_>, _: &[u8], _: &[u8], _: &[IoSlice<'_>]) -> io::Result<()> {
     unsupported()
 }

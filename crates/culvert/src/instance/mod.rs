@@ -7,12 +7,15 @@ mod errors;
 mod namespaces;
 mod outbounds;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_config::Options;
+use culvert_config::options::inbound::InboundKind;
+use culvert_config::value::Mark;
 use culvert_core::handshake::{Handshakes, Limits};
 use culvert_core::{Dispatch, Flows, Inbound, StartError, Tag};
 use culvert_protocols::table::{InboundCx, Protocol};
@@ -62,6 +65,7 @@ impl Instance {
     /// Everything that is not built yet or can never work.
     pub fn build(options: &Options, open_files: u64) -> Result<Self, BuildErrors> {
         let mut errors = BuildErrors::default();
+        let options = &with_mark(options);
         unbuilt_sections(options, &mut errors);
         namespaces::check(&options.network_namespaces, &mut errors);
         let inbounds = build_inbounds(options, &mut errors);
@@ -228,6 +232,22 @@ fn build_inbounds(options: &Options, errors: &mut BuildErrors) -> Vec<BuiltInbou
     built
 }
 
+/// The options, with the mark for our own sockets that a TUN device with routes needs to tell them from all others.
+fn with_mark(options: &Options) -> Cow<'_, Options> {
+    let mark = options.inbounds.iter().find_map(|inbound| match &inbound.kind {
+        InboundKind::Tun(tun) => culvert_protocols::tun::mark(tun),
+        _ => None,
+    });
+    match mark {
+        Some(mark) if options.route.default_mark == Mark::default() => {
+            let mut options = options.clone();
+            options.route.default_mark = Mark(mark);
+            Cow::Owned(options)
+        }
+        _ => Cow::Borrowed(options),
+    }
+}
+
 /// Sections that are accepted by `check` but have no engine yet.
 fn unbuilt_sections(options: &Options, errors: &mut BuildErrors) {
     let (route, experimental) = (&options.route, &options.experimental);
@@ -241,7 +261,6 @@ fn unbuilt_sections(options: &Options, errors: &mut BuildErrors) {
         ("ntp", options.ntp.enabled),
         ("route.find_process", route.find_process),
         ("route.find_neighbor", route.find_neighbor),
-        ("route.auto_detect_interface", route.auto_detect_interface),
         ("route.default_network_strategy", route.default_network_strategy.is_some()),
         ("endpoints", !options.endpoints.is_empty()),
         ("services", !options.services.is_empty()),

@@ -11,6 +11,7 @@
 //! | [`socks`]   | the same for SOCKS                                                                    |
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
+//! | [`tun`]     | a TUN device in a network namespace of its own                                        |
 //! | [`program`] | the command line, signals, start and reload                                           |
 //!
 //! Everything listens on loopback ports of its own. `E2E_CHECKS=reset,bulk` runs only the checks whose names contain
@@ -28,6 +29,7 @@ mod site;
 mod socks;
 mod table;
 mod v2ray;
+mod tun;
 
 use culvert_testkit::peer::Program;
 

@@ -1,0 +1,412 @@
+//! Links, addresses, routes and routing rules, by netlink: what `ip(8)` does.
+//!
+//! ```text
+//! message     length 4, type 2, flags 2, sequence 4, port 4, then a struct of the type's own and attributes
+//! attribute   length 2, type 2, data, padding to four bytes
+//! ```
+//!
+//! Each call opens a socket of its own and waits for the kernel's answer, which comes at once; so the calls work in the
+//! network namespace of the thread that makes them.
+//!
+//! Source: rtnetlink(7), linux/rtnetlink.h, linux/fib_rules.h.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::sys;
+
+const NEW_LINK: u16 = 16;
+const NEW_ADDRESS: u16 = 20;
+const NEW_ROUTE: u16 = 24;
+const DELETE_ROUTE: u16 = 25;
+const NEW_RULE: u16 = 32;
+const DELETE_RULE: u16 = 33;
+
+const REQUEST: u16 = 1;
+const ACK: u16 = 4;
+const REPLACE: u16 = 0x100;
+const EXCLUSIVE: u16 = 0x200;
+const CREATE: u16 = 0x400;
+
+const ERROR: u16 = 2;
+
+/// Attributes of rules (linux/fib_rules.h).
+mod fra {
+    pub(super) const DST: u16 = 1;
+    pub(super) const SRC: u16 = 2;
+    pub(super) const IIFNAME: u16 = 3;
+    pub(super) const GOTO: u16 = 4;
+    pub(super) const PRIORITY: u16 = 6;
+    pub(super) const FWMARK: u16 = 10;
+    pub(super) const SUPPRESS_PREFIXLEN: u16 = 14;
+    pub(super) const TABLE: u16 = 15;
+    pub(super) const FWMASK: u16 = 16;
+    pub(super) const OIFNAME: u16 = 17;
+    pub(super) const UID_RANGE: u16 = 20;
+    pub(super) const IP_PROTO: u16 = 22;
+    pub(super) const DPORT_RANGE: u16 = 24;
+}
+
+/// An address with the length of its network's prefix.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Prefix {
+    /// The address.
+    pub ip: IpAddr,
+    /// Leading bits that count.
+    pub len: u8,
+}
+
+/// A routing rule: which packets look into which table, or are let out of the rules after it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Rule {
+    /// IPv6 instead of IPv4.
+    pub v6: bool,
+    /// Its place among the rules.
+    pub priority: u32,
+    /// The table to look into; 0 with [`Rule::goto`].
+    pub table: u32,
+    /// Goes on with the rule of this priority instead.
+    pub goto: Option<u32>,
+    /// Does nothing: a place for others to go on at.
+    pub nop: bool,
+    /// Packets with this mark, under this mask.
+    pub mark: Option<(u32, u32)>,
+    /// Packets to this network.
+    pub target: Option<Prefix>,
+    /// Packets from this network.
+    pub source: Option<Prefix>,
+    /// Packets that came in by this interface; `lo` for the host's own.
+    pub incoming: Option<String>,
+    /// Packets of sockets that are bound to this interface.
+    pub outgoing: Option<String>,
+    /// Packets of these users.
+    pub users: Option<(u32, u32)>,
+    /// Packets of this protocol.
+    pub protocol: Option<u8>,
+    /// Packets to these ports.
+    pub ports: Option<(u16, u16)>,
+    /// Routes of the table with a prefix of this length or shorter do not count.
+    pub suppress: Option<u32>,
+    /// All packets but those.
+    pub invert: bool,
+}
+
+/// Sets a link's MTU and brings it up.
+///
+/// # Errors
+/// The kernel's; ENODEV without such a link.
+pub fn bring_up(link: u32, mtu: u32) -> io::Result<()> {
+    let mut message = Message::new(NEW_LINK, REQUEST | ACK);
+    let up = libc::IFF_UP as u32;
+    message.bytes(&[0, 0, 0, 0]);
+    message.word(link);
+    message.word(up);
+    message.word(up);
+    message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+    message.send()
+}
+
+/// Gives a link an address. One that it has already is no fault.
+///
+/// # Errors
+/// The kernel's.
+pub fn add_address(link: u32, address: Prefix) -> io::Result<()> {
+    // Without waiting for others to object to an IPv6 address: there are no others behind a TUN device.
+    const NO_DUPLICATE_DETECTION: u8 = 2;
+    let mut message = Message::new(NEW_ADDRESS, REQUEST | ACK | CREATE | REPLACE);
+    message.bytes(&[family(address.ip), address.len, NO_DUPLICATE_DETECTION, 0]);
+    message.word(link);
+    message.address(libc::IFA_LOCAL, address.ip);
+    message.address(libc::IFA_ADDRESS, address.ip);
+    message.send()
+}
+
+/// Adds a route by a link to a table.
+///
+/// # Errors
+/// The kernel's.
+pub fn add_route(target: Prefix, link: u32, table: u32) -> io::Result<()> {
+    route(NEW_ROUTE, REQUEST | ACK | CREATE | REPLACE, target, link, table)
+}
+
+/// Takes it out again.
+///
+/// # Errors
+/// The kernel's; ESRCH if there is none.
+pub fn delete_route(target: Prefix, link: u32, table: u32) -> io::Result<()> {
+    route(DELETE_ROUTE, REQUEST | ACK, target, link, table)
+}
+
+fn route(kind: u16, flags: u16, target: Prefix, link: u32, table: u32) -> io::Result<()> {
+    const BY_US: u8 = 4; // RTPROT_STATIC
+    const TO_LINK: u8 = 253;
+    const UNICAST: u8 = 1;
+    let mut message = Message::new(kind, flags);
+    message.bytes(&[family(target.ip), target.len, 0, 0, 0, BY_US, TO_LINK, UNICAST]);
+    message.word(0);
+    message.attribute(libc::RTA_TABLE, &table.to_ne_bytes());
+    message.attribute(libc::RTA_OIF, &link.to_ne_bytes());
+    if target.len > 0 {
+        message.address(libc::RTA_DST, target.ip);
+    }
+    message.send()
+}
+
+/// Adds a rule.
+///
+/// # Errors
+/// The kernel's; EEXIST if there is the same.
+pub fn add_rule(rule: &Rule) -> io::Result<()> {
+    rule.message(NEW_RULE, REQUEST | ACK | CREATE | EXCLUSIVE).send()
+}
+
+/// Takes a rule out again.
+///
+/// # Errors
+/// The kernel's; ENOENT if there is none.
+pub fn delete_rule(rule: &Rule) -> io::Result<()> {
+    rule.message(DELETE_RULE, REQUEST | ACK).send()
+}
+
+/// Takes out one rule, whatever it says, that stands at this place.
+///
+/// # Errors
+/// The kernel's; ENOENT if there is none.
+pub fn delete_rule_at(priority: u32, v6: bool) -> io::Result<()> {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
+    let mut message = Message::new(DELETE_RULE, REQUEST | ACK);
+    message.bytes(&[family, 0, 0, 0, 0, 0, 0, 0]);
+    message.word(0);
+    message.attribute(fra::PRIORITY, &priority.to_ne_bytes());
+    message.send()
+}
+
+impl Rule {
+    fn message(&self, kind: u16, flags: u16) -> Message {
+        const TO_TABLE: u8 = 1;
+        const GOTO: u8 = 2;
+        const NOP: u8 = 3;
+        const INVERT: u32 = 2;
+        let action = match (self.goto, self.nop) {
+            (Some(_), _) => GOTO,
+            (None, true) => NOP,
+            (None, false) => TO_TABLE,
+        };
+        let len = |prefix: Option<Prefix>| prefix.map_or(0, |prefix| prefix.len);
+        let family = if self.v6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
+        let mut message = Message::new(kind, flags);
+        message.bytes(&[family, len(self.target), len(self.source), 0, 0, 0, 0, action]);
+        message.word(if self.invert { INVERT } else { 0 });
+        message.attribute(fra::PRIORITY, &self.priority.to_ne_bytes());
+        if action == TO_TABLE {
+            message.attribute(fra::TABLE, &self.table.to_ne_bytes());
+        }
+        if let Some(goto) = self.goto {
+            message.attribute(fra::GOTO, &goto.to_ne_bytes());
+        }
+        if let Some((mark, mask)) = self.mark {
+            message.attribute(fra::FWMARK, &mark.to_ne_bytes());
+            message.attribute(fra::FWMASK, &mask.to_ne_bytes());
+        }
+        if let Some(target) = self.target {
+            message.address(fra::DST, target.ip);
+        }
+        if let Some(source) = self.source {
+            message.address(fra::SRC, source.ip);
+        }
+        for (attribute, name) in [(fra::IIFNAME, &self.incoming), (fra::OIFNAME, &self.outgoing)] {
+            if let Some(name) = name {
+                let mut name = name.clone().into_bytes();
+                name.push(0);
+                message.attribute(attribute, &name);
+            }
+        }
+        if let Some((first, last)) = self.users {
+            let mut range = first.to_ne_bytes().to_vec();
+            range.extend(last.to_ne_bytes());
+            message.attribute(fra::UID_RANGE, &range);
+        }
+        if let Some(protocol) = self.protocol {
+            message.attribute(fra::IP_PROTO, &[protocol]);
+        }
+        if let Some((first, last)) = self.ports {
+            let mut range = first.to_ne_bytes().to_vec();
+            range.extend(last.to_ne_bytes());
+            message.attribute(fra::DPORT_RANGE, &range);
+        }
+        if let Some(len) = self.suppress {
+            message.attribute(fra::SUPPRESS_PREFIXLEN, &len.to_ne_bytes());
+        }
+        message
+    }
+}
+
+fn family(ip: IpAddr) -> u8 {
+    match ip {
+        IpAddr::V4(_) => libc::AF_INET as u8,
+        IpAddr::V6(_) => libc::AF_INET6 as u8,
+    }
+}
+
+/// The network that an address with a prefix is in.
+#[must_use]
+pub fn network(prefix: Prefix) -> Prefix {
+    let ip = match prefix.ip {
+        IpAddr::V4(ip) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix.len)).unwrap_or(0);
+            IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits() & mask))
+        }
+        IpAddr::V6(ip) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.len)).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & mask))
+        }
+    };
+    Prefix { ip, ..prefix }
+}
+
+/// A request under construction.
+struct Message(Vec<u8>);
+
+impl Message {
+    fn new(kind: u16, flags: u16) -> Self {
+        let mut message = Self(vec![0; 4]);
+        message.bytes(&kind.to_ne_bytes());
+        message.bytes(&flags.to_ne_bytes());
+        message.word(1);
+        message.word(0);
+        message
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn word(&mut self, word: u32) {
+        self.bytes(&word.to_ne_bytes());
+    }
+
+    fn attribute(&mut self, kind: u16, data: &[u8]) {
+        self.bytes(&(4 + data.len() as u16).to_ne_bytes());
+        self.bytes(&kind.to_ne_bytes());
+        self.bytes(data);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+    }
+
+    fn address(&mut self, kind: u16, ip: IpAddr) {
+        match ip {
+            IpAddr::V4(ip) => self.attribute(kind, &ip.octets()),
+            IpAddr::V6(ip) => self.attribute(kind, &ip.octets()),
+        }
+    }
+
+    /// Sends it and waits for the answer.
+    fn send(mut self) -> io::Result<()> {
+        let len = self.0.len() as u32;
+        self.0[..4].copy_from_slice(&len.to_ne_bytes());
+        let answer = sys::ask_netlink(&self.0)?;
+        let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
+        let code = answer.get(16..20).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+        match (kind, code) {
+            (Some(ERROR), Some(0)) => Ok(()),
+            (Some(ERROR), Some(code)) => Err(io::Error::from_raw_os_error(-code)),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "netlink answered with something else")),
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::testing::in_fresh_network;
+    use crate::tun::Tun;
+
+    fn ip(arguments: &str) -> String {
+        let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    fn prefix(text: &str) -> Prefix {
+        let (ip, len) = text.split_once('/').unwrap();
+        Prefix { ip: ip.parse().unwrap(), len: len.parse().unwrap() }
+    }
+
+    #[test]
+    fn a_device_gets_addresses_routes_and_rules() {
+        in_fresh_network("a_device_gets_addresses_routes_and_rules", || {
+            let tun = Tun::open(Some("culvert-t")).unwrap();
+            assert!(tun.offloads().tcp);
+            let link = crate::iface::index(tun.name()).unwrap();
+            bring_up(link, 9000).unwrap();
+            for address in ["172.19.0.1/30", "fdfe::1/126"] {
+                add_address(link, prefix(address)).unwrap();
+                add_address(link, prefix(address)).unwrap();
+            }
+            let shown = ip("address show dev culvert-t");
+            for part in ["mtu 9000", "UP", "172.19.0.1/30", "fdfe::1/126"] {
+                assert!(shown.contains(part), "{part}: {shown}");
+            }
+            for route in ["0.0.0.0/1", "::/0"] {
+                add_route(prefix(route), link, 2022).unwrap();
+                add_route(prefix(route), link, 2022).unwrap();
+            }
+            assert!(ip("route show table 2022").contains("0.0.0.0/1 dev culvert-t"));
+            assert!(ip("-6 route show table 2022").contains("default dev culvert-t"));
+            delete_route(prefix("0.0.0.0/1"), link, 2022).unwrap();
+            assert!(delete_route(prefix("0.0.0.0/1"), link, 2022).is_err());
+            let rules = [
+                Rule { priority: 9000, table: 2022, target: Some(prefix("10.0.0.0/8")), ..Rule::default() },
+                Rule { priority: 9001, goto: Some(9010), mark: Some((7, u32::MAX)), ..Rule::default() },
+                Rule {
+                    priority: 9002,
+                    table: 254,
+                    suppress: Some(0),
+                    invert: true,
+                    protocol: Some(17),
+                    ports: Some((53, 53)),
+                    ..Rule::default()
+                },
+                Rule {
+                    priority: 9003,
+                    table: 2022,
+                    incoming: Some("lo".into()),
+                    users: Some((0, 5)),
+                    v6: true,
+                    ..Rule::default()
+                },
+                Rule { priority: 9010, nop: true, ..Rule::default() },
+            ];
+            for rule in &rules {
+                add_rule(rule).unwrap();
+                assert_eq!(add_rule(rule).unwrap_err().raw_os_error(), Some(libc::EEXIST));
+            }
+            let (four, six) = (ip("rule show"), ip("-6 rule show"));
+            for part in [
+                "9000: from all to 10.0.0.0/8 lookup 2022",
+                "9001: from all fwmark 0x7 goto 9010",
+                "9002: not from all ipproto udp dport 53 lookup main suppress_prefixlength 0",
+                "9010: from all nop",
+            ] {
+                assert!(four.contains(part), "{part}: {four}");
+            }
+            assert!(six.contains("9003: from all iif lo uidrange 0-5 lookup 2022"), "{six}");
+            delete_rule_at(9003, true).unwrap();
+            assert!(delete_rule_at(9003, true).is_err());
+            for rule in &rules[1..] {
+                let _ = delete_rule(rule);
+            }
+            delete_rule_at(9000, false).unwrap();
+            assert!(!ip("rule show").contains("90"), "{}", ip("rule show"));
+        });
+    }
+
+    #[test]
+    fn a_network_is_its_prefix() {
+        assert_eq!(network(prefix("172.19.0.1/30")), prefix("172.19.0.0/30"));
+        assert_eq!(network(prefix("1.2.3.4/0")), prefix("0.0.0.0/0"));
+        assert_eq!(network(prefix("fdfe::1/126")), prefix("fdfe::/126"));
+        assert_eq!(network(prefix("1.2.3.4/32")), prefix("1.2.3.4/32"));
+    }
+}

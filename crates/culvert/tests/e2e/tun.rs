@@ -1,0 +1,329 @@
+//! A TUN device, in a network namespace of its own: the system's own TCP and UDP on one side, the origin on the other.
+//!
+//! Each test runs itself once more under unshare(1), and says so and is skipped where that is not permitted.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use culvert_testkit::origin::{self, BANNER, End, Origin, Service, confirmation, fresh_seed, until_end};
+use culvert_testkit::peer::Peer;
+use culvert_testkit::ports::Port;
+use culvert_testkit::{Result, ensure, pattern};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+
+use crate::{culvert, run};
+
+/// Longest a step may take.
+const STEP: Duration = Duration::from_secs(20);
+
+/// Runs `test` in a network namespace of its own, with loopback up.
+fn alone<F: Future<Output = Result>>(name: &str, test: impl FnOnce() -> F) {
+    const INSIDE: &str = "CULVERT_TEST_NETWORK";
+    if std::env::var_os(INSIDE).is_some() {
+        ip("link set lo up");
+        return run(test());
+    }
+    if !Command::new("unshare").args(["-n", "true"]).status().is_ok_and(|status| status.success()) {
+        return culvert_testkit::peer::skip("no network namespaces here");
+    }
+    let this = std::env::current_exe().unwrap();
+    let name = format!("tun::{name}");
+    let inside = Command::new("unshare")
+        .arg("-n")
+        .arg(this)
+        .args(["--exact", &name, "--nocapture", "--test-threads=1"])
+        .env(INSIDE, "1")
+        .status();
+    assert!(inside.unwrap().success(), "{name} failed inside its network");
+}
+
+fn ip(arguments: &str) -> String {
+    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "ip {arguments}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A running Culvert whose TUN device leads every address to the origin.
+struct Network {
+    origin: Origin,
+    peer: Peer,
+}
+
+fn config(tun: Value) -> Value {
+    let mut inbound = json!({ "type": "tun", "tag": "tun", "interface_name": "tunt", "address": ["172.19.0.1/30", "fdfe:dcba::1/126"] });
+    for (key, value) in tun.as_object().unwrap() {
+        inbound[key] = value.clone();
+    }
+    json!({
+        "log": { "level": "debug" },
+        "inbounds": [inbound],
+        "outbounds": [{ "type": "direct", "tag": "out" }],
+        "route": { "rules": [
+            { "ip_cidr": "10.99.0.9/32", "action": "reject" },
+            { "ip_cidr": "10.99.0.0/16", "action": "route-options", "override_address": "127.0.0.1" },
+            { "ip_cidr": "fd99::/16", "action": "route-options", "override_address": "::1" }
+        ] }
+    })
+}
+
+impl Network {
+    async fn start(tun: Value) -> Result<Self> {
+        let origin = Origin::start().await?;
+        let mut peer = culvert().serve(&config(tun)).await?;
+        peer.started().await?;
+        Ok(Self { origin, peer })
+    }
+
+    /// One whose routes are made by hand.
+    async fn routed(tun: Value) -> Result<Self> {
+        let network = Self::start(tun).await?;
+        ip("route add 10.99.0.0/16 dev tunt");
+        ip("-6 route add fd99::/16 dev tunt");
+        Ok(network)
+    }
+
+    async fn dial(&self, host: &str) -> io::Result<TcpStream> {
+        let dialing = TcpStream::connect((host, self.origin.port().number()));
+        tokio::time::timeout(STEP, dialing).await?
+    }
+
+    async fn ask(&self, host: &str, service: Service) -> Result<TcpStream> {
+        let mut stream = self.dial(host).await?;
+        stream.write_all(service.line().as_bytes()).await?;
+        Ok(stream)
+    }
+
+    async fn bulk(&self, host: &str, length: u64) -> Result {
+        let seed = fresh_seed();
+        let mut stream = self.ask(host, Service::Send { seed, length }).await?;
+        let received = origin::take(&mut stream, seed, None, |_| ()).await?;
+        ensure!(received == length, "{received} of {length} bytes came down");
+        stream.shutdown().await?;
+        let record = self.origin.ended(seed).await?;
+        ensure!(record.end == Some(End::Clean), "at the origin: {record:?}");
+        let seed = fresh_seed();
+        let mut stream = self.ask(host, Service::Take { seed, length }).await?;
+        origin::send(&mut stream, seed, length, |_| ()).await?;
+        let mut line = String::new();
+        tokio::time::timeout(STEP, stream.read_to_string(&mut line)).await??;
+        ensure!(line == confirmation(length), "the origin answered {line:?}");
+        Ok(())
+    }
+
+    async fn stop(mut self) -> Result {
+        let status = self.peer.stop().await?;
+        ensure!(status.code() == Some(0), "stopped with {status}");
+        Ok(())
+    }
+}
+
+#[test]
+fn streams_carry_every_byte_at_every_mtu() {
+    alone("streams_carry_every_byte_at_every_mtu", || async {
+        for mtu in [65_535, 9000, 1500, 1280] {
+            let network = Network::routed(json!({ "mtu": mtu })).await?;
+            for host in ["10.99.1.2", "fd99::2"] {
+                network.bulk(host, 64 << 20).await.map_err(|error| format!("mtu {mtu}, {host}: {error}"))?;
+            }
+            network.stop().await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn many_streams_at_once_and_many_one_after_the_other() {
+    alone("many_streams_at_once_and_many_one_after_the_other", || async {
+        let network = std::sync::Arc::new(Network::routed(json!({})).await?);
+        let mut crowd = JoinSet::new();
+        for number in 0..200u64 {
+            let network = std::sync::Arc::clone(&network);
+            crowd.spawn(
+                async move { network.bulk(&format!("10.99.{}.7", number % 200), 200_000 + number).await },
+            );
+        }
+        while let Some(outcome) = crowd.join_next().await {
+            outcome??;
+        }
+        for number in 0..2000u64 {
+            let seed = fresh_seed();
+            let mut stream =
+                network.ask("10.99.3.4", Service::Send { seed, length: 100 + number % 50 }).await?;
+            let received = origin::take(&mut stream, seed, None, |_| ()).await?;
+            ensure!(received == 100 + number % 50, "{received} bytes");
+        }
+        std::sync::Arc::into_inner(network).ok_or("a task is left")?.stop().await
+    });
+}
+
+#[test]
+fn ends_and_breaks_are_what_they_are() {
+    alone("ends_and_breaks_are_what_they_are", || async {
+        let network = Network::routed(json!({})).await?;
+        // The client half-closes, and still gets its answer.
+        let seed = fresh_seed();
+        let mut stream = network.ask("10.99.1.2", Service::Both { seed, length: 3 << 20 }).await?;
+        let (mut reader, mut writer) = stream.split();
+        let up = async {
+            origin::send(&mut writer, seed, 3 << 20, |_| ()).await?;
+            writer.shutdown().await?;
+            Result::Ok(())
+        };
+        let down = origin::take(&mut reader, seed, None, |_| ());
+        let (up, down) = tokio::join!(up, down);
+        up?;
+        ensure!(down? >= 3 << 20, "the answer was cut");
+        // A reset is a reset, at the other end too.
+        let seed = fresh_seed();
+        let stream = network.ask("10.99.1.2", Service::Take { seed, length: 1 << 20 }).await?;
+        network.peer.log().line(|line| line.contains("connection from")).await?;
+        origin::reset(stream)?;
+        let record = network.origin.ended(seed).await?;
+        ensure!(record.end == Some(End::Reset), "the reset arrives as {record:?}");
+        // A server that speaks first.
+        let banner = (Ipv4Addr::new(10, 99, 1, 2), network.origin.banner_port().number());
+        let mut stream = TcpStream::connect(banner).await?;
+        let mut said = vec![0; BANNER.len()];
+        tokio::time::timeout(STEP, stream.read_exact(&mut said)).await??;
+        ensure!(said == BANNER, "{said:?}");
+        drop(stream);
+        network.stop().await
+    });
+}
+
+#[test]
+fn closed_ports_look_closed_and_at_once() {
+    alone("closed_ports_look_closed_and_at_once", || async {
+        let network = Network::routed(json!({})).await?;
+        let nobody = Port::reserve()?;
+        for host in ["10.99.1.2", "fd99::2", "10.99.0.9", "172.19.0.2"] {
+            let started = Instant::now();
+            let dialed = tokio::time::timeout(STEP, TcpStream::connect((host, nobody.number()))).await?;
+            let kind = dialed.map(drop).unwrap_err().kind();
+            ensure!(kind == io::ErrorKind::ConnectionRefused, "{host}: {kind:?}");
+            ensure!(started.elapsed() < Duration::from_secs(2), "{host}: after {:?}", started.elapsed());
+        }
+        network.stop().await
+    });
+}
+
+#[test]
+fn datagrams_of_all_sizes_come_back() {
+    alone("datagrams_of_all_sizes_come_back", || async {
+        for mtu in [65_535, 1500] {
+            let network = Network::routed(json!({ "mtu": mtu })).await?;
+            for (host, local) in [("10.99.1.2", "0.0.0.0:0"), ("fd99::2", "[::]:0")] {
+                let socket = UdpSocket::bind(local).await?;
+                socket.connect((host, network.origin.port().number())).await?;
+                for size in [1, 100, 1472, 1473, 8000, 30_000, 60_000] {
+                    let sent = pattern::bytes(size as u64, size);
+                    socket.send(&sent).await?;
+                    let mut buffer = vec![0; 65_536];
+                    let length = tokio::time::timeout(STEP, socket.recv(&mut buffer))
+                        .await
+                        .map_err(|_| format!("mtu {mtu}, {host}: {size} bytes do not come back"))??;
+                    ensure!(buffer[..length] == sent, "{host}: {size} bytes come back as {length} others");
+                }
+            }
+            network.stop().await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_slow_reader_holds_the_sender_back_and_takes_no_memory() {
+    alone("a_slow_reader_holds_the_sender_back_and_takes_no_memory", || async {
+        let network = Network::routed(json!({})).await?;
+        let (seed, length) = (fresh_seed(), 192 << 20);
+        let mut stream = network.ask("10.99.1.2", Service::Send { seed, length }).await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let memory = network.peer.usage()?.memory;
+        ensure!(memory < 64 << 20, "a stalled stream takes {memory} bytes");
+        let received = origin::take(&mut stream, seed, None, |_| ()).await?;
+        ensure!(received == length, "{received} of {length} bytes");
+        network.stop().await
+    });
+}
+
+#[test]
+fn routes_are_made_and_undone_also_after_a_crash() {
+    alone("routes_are_made_and_undone_also_after_a_crash", || async {
+        let before = ip("rule show") + &ip("-6 rule show");
+        let auto = json!({ "auto_route": true, "route_exclude_address": ["192.0.2.0/24"] });
+        let mut network = Network::start(auto.clone()).await?;
+        // Without a route of the system's.
+        network.bulk("10.99.1.2", 1 << 20).await?;
+        network.bulk("fd99::2", 1 << 20).await?;
+        let excluded = tokio::time::timeout(STEP, TcpStream::connect(("192.0.2.1", 9))).await?;
+        ensure!(
+            excluded.is_err_and(|error| error.kind() == io::ErrorKind::NetworkUnreachable),
+            "an excluded target"
+        );
+        let during = ip("rule show");
+        network.peer.signal("KILL").await?;
+        network.peer.ended().await?;
+        ensure!(ip("rule show") == during, "nobody has cleaned up");
+        let network = Network::start(auto).await?;
+        ensure!(ip("rule show") == during, "the rules are doubled: {}", ip("rule show"));
+        network.bulk("10.99.1.2", 1 << 20).await?;
+        network.stop().await?;
+        let after = ip("rule show") + &ip("-6 rule show");
+        ensure!(after == before, "something stays:\n{after}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_goes_to_nobody_makes_no_loop() {
+    alone("what_goes_to_nobody_makes_no_loop", || async {
+        let network = Network::start(json!({ "auto_route": true })).await?;
+        let socket = UdpSocket::bind("0.0.0.0:0").await?;
+        socket.set_broadcast(true)?;
+        for target in
+            ["172.19.0.2:9", "172.19.0.3:9", "224.0.0.251:5353", "255.255.255.255:7551", "203.0.113.1:9"]
+        {
+            for _ in 0..200 {
+                let _ = socket.send_to(b"hello?", target).await;
+            }
+        }
+        // Nothing is behind this address, and our own dial must not come back in.
+        let mut stream =
+            tokio::time::timeout(Duration::from_secs(12), TcpStream::connect("203.0.113.1:80")).await;
+        if let Ok(Ok(stream)) = &mut stream {
+            until_end(stream).await?;
+        }
+        let usage = network.peer.usage()?;
+        ensure!(usage.descriptors < 300, "{} descriptors", usage.descriptors);
+        let connections = network.peer.log().text().matches("connection from").count();
+        ensure!(connections < 20, "{connections} connections of a few flows");
+        network.stop().await
+    });
+}
+
+#[test]
+fn without_the_right_to_make_a_device_it_says_so() {
+    alone("without_the_right_to_make_a_device_it_says_so", || async {
+        let text = config(json!({})).to_string();
+        let folder = culvert_testkit::temp::TempDir::new()?;
+        let file = folder.path().join("config.json");
+        std::fs::write(&file, text)?;
+        let output = Command::new("setpriv")
+            .args(["--bounding-set=-net_admin", "--inh-caps=-all", "--reuid=65534", "--clear-groups"])
+            .arg(culvert().path())
+            .args(["run", "-c"])
+            .arg("/dev/stdin")
+            .stdin(std::fs::File::open(&file)?)
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1), "{output:?}");
+        ensure!(said.contains("CAP_NET_ADMIN") || said.contains("/dev/net/tun"), "{said}");
+        Ok(())
+    });
+}
