@@ -248,16 +248,16 @@ fn family(ip: IpAddr) -> u8 {
     }
 }
 
-/// The network that an address with a prefix is in.
+/// The network that an address with a prefix is in; a prefix longer than the address is the whole address.
 #[must_use]
 pub fn network(prefix: Prefix) -> Prefix {
     let ip = match prefix.ip {
         IpAddr::V4(ip) => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(prefix.len)).unwrap_or(0);
+            let mask = u32::MAX.checked_shl(32u32.saturating_sub(prefix.len.into())).unwrap_or(0);
             IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits() & mask))
         }
         IpAddr::V6(ip) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.len)).unwrap_or(0);
+            let mask = u128::MAX.checked_shl(128u32.saturating_sub(prefix.len.into())).unwrap_or(0);
             IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & mask))
         }
     };
@@ -408,5 +408,6 @@ mod tests {
         assert_eq!(network(prefix("1.2.3.4/0")), prefix("0.0.0.0/0"));
         assert_eq!(network(prefix("fdfe::1/126")), prefix("fdfe::/126"));
         assert_eq!(network(prefix("1.2.3.4/32")), prefix("1.2.3.4/32"));
+        assert_eq!(network(prefix("1.2.3.4/126")), prefix("1.2.3.4/126"));
     }
 }

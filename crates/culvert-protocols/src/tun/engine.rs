@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use culvert_core::udp::Associations;
 use culvert_core::{Dispatch, Incoming, Io, Network, Packet, Session, SessionId, Tag};
+use culvert_os::netlink::{self, Prefix};
 use culvert_os::tun::{Outgoing as Header, Tun};
 use culvert_stack::icmp::{self, Unreachable};
 use culvert_stack::{ConnId, Delivery, Event, Outgoing, Received, Stack};
@@ -157,14 +158,27 @@ impl Engine {
     }
 }
 
+/// What stands at an address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Place {
+    /// A host beyond the device.
+    Elsewhere,
+    /// The DNS server that the device's network pretends to have.
+    Dns,
+    /// No host, or one of the device's own network: whatever is dialled there comes back.
+    Nobody,
+}
+
 /// The task that receives for all.
 pub(super) struct Receiving {
     pub(super) tag: Tag,
     pub(super) engine: Arc<Engine>,
     pub(super) dispatch: Dispatch,
     pub(super) udp_timeout: Option<Duration>,
-    /// Addresses of the device itself: nothing answers there.
-    pub(super) own: Vec<IpAddr>,
+    /// The device's addresses with their networks. Nothing but DNS is there for clients: what is dialled there comes back.
+    own: Vec<Prefix>,
+    /// Flows to its DNS address in the second that began then.
+    dns_flows: (Instant, u32),
     associations: Associations<SocketAddr>,
     clean_at: usize,
     /// Sessions that came up while the lock was held: one that is turned away takes the lock when it is dropped.
@@ -177,18 +191,18 @@ impl Receiving {
         engine: Arc<Engine>,
         dispatch: Dispatch,
         udp_timeout: Option<Duration>,
-        own: Vec<IpAddr>,
+        own: Vec<Prefix>,
     ) -> Self {
-        let associations = Associations::new(ASSOCIATIONS.min(dispatch.limit() / 4));
         Self {
+            associations: Associations::new(ASSOCIATIONS.min(dispatch.limit() / 4)),
+            dns_flows: (Instant::now(), 0),
+            clean_at: CLEAN_AT,
+            sessions: Vec::new(),
             tag,
             engine,
             dispatch,
             udp_timeout,
             own,
-            associations,
-            clean_at: CLEAN_AT,
-            sessions: Vec::new(),
         }
     }
 
@@ -287,7 +301,9 @@ impl Receiving {
     }
 
     fn knock(&mut self, inner: &mut Inner, id: ConnId, source: SocketAddr, target: SocketAddr, now: Instant) {
-        if self.dispatch.is_full() || self.is_nobody(target.ip()) {
+        let place = self.place(target);
+        let nobody = place == Place::Nobody || (place == Place::Dns && !self.dns_flow(now));
+        if nobody || self.dispatch.is_full() {
             inner.stack.refuse(id, culvert_stack::Refusal::Reset, now);
             return;
         }
@@ -311,23 +327,46 @@ impl Receiving {
         }
     }
 
-    /// Where nobody can be: the device's own addresses, which would lead back here, and addresses of no host.
-    fn is_nobody(&self, ip: IpAddr) -> bool {
-        let many = match ip {
+    /// What stands at an address as far as the device is concerned.
+    fn place(&self, to: SocketAddr) -> Place {
+        const DNS: u16 = 53;
+        let no_host = match to.ip() {
             IpAddr::V4(ip) => ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified(),
             IpAddr::V6(ip) => ip.is_multicast() || ip.is_unspecified(),
         };
-        many || ip.is_loopback() || self.own.contains(&ip)
+        let own = |prefix: &Prefix| {
+            let same_family = prefix.ip.is_ipv4() == to.is_ipv4();
+            same_family && netlink::network(*prefix) == netlink::network(Prefix { ip: to.ip(), ..*prefix })
+        };
+        match (no_host || to.ip().is_loopback(), self.own.iter().any(own), to.port()) {
+            (true, ..) => Place::Nobody,
+            (_, false, _) => Place::Elsewhere,
+            (_, true, DNS) => Place::Dns,
+            (_, true, _) => Place::Nobody,
+        }
+    }
+
+    /// Whether one more flow to the device's own DNS address may begin. Rules are there to take it; where none does, our
+    /// own dial comes back here as another one, and this bound is all that keeps the loop slow.
+    fn dns_flow(&mut self, now: Instant) -> bool {
+        const PER_SECOND: u32 = 500;
+        let (since, count) = &mut self.dns_flows;
+        if now.saturating_duration_since(*since) >= Duration::from_secs(1) {
+            (*since, *count) = (now, 0);
+        }
+        *count += 1;
+        *count <= PER_SECOND
     }
 
     fn deliver(&mut self, source: SocketAddr, target: SocketAddr, data: Buf, segment: u16) {
-        if self.is_nobody(target.ip()) {
+        let place = self.place(target);
+        if place == Place::Nobody {
             return;
         }
         let peer = Target { host: Host::from(target.ip()), port: target.port() };
         let packet = Packet { data, segment, peer };
         let Some(queue) = self.associations.deliver(&source, packet) else { return };
-        if self.dispatch.is_full() {
+        if self.dispatch.is_full() || (place == Place::Dns && !self.dns_flow(Instant::now())) {
             return; // the queue is dropped, and the client's next packet tries again
         }
         let packets = TunPackets::new(queue, Arc::clone(&self.engine), source);
@@ -343,7 +382,7 @@ impl Receiving {
     /// A ping of the device's own address is answered. Nobody can say here whether others would answer, and a ping that
     /// is always answered says that a tunnel is there; so they are told that there is no way.
     fn echo(&self, inner: &mut Inner, target: IpAddr, packet: &[u8]) {
-        let answer = if self.own.contains(&target) {
+        let answer = if self.own.iter().any(|own| own.ip == target) {
             icmp::echo_reply(packet)
         } else {
             icmp::unreachable(packet, Unreachable::Host)

@@ -23,7 +23,7 @@ mod packets;
 mod stream;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -184,7 +184,7 @@ impl Inbound for TunListener {
         let name = tun.name().to_owned();
         let engine =
             Engine::new(tun, Stack::new(config, Instant::now())).map_err(failed("watch the device"))?;
-        let own: Vec<IpAddr> = self.device.addresses.iter().map(|address| address.ip).collect();
+        let own = self.device.addresses.clone();
         let receiving = Receiving::new(self.tag.clone(), engine, dispatch.clone(), self.udp_timeout, own);
         info!("inbound/{}: started at {name}", self.tag);
         let tag = self.tag.clone();

@@ -167,30 +167,30 @@ fn ends_and_breaks_are_what_they_are() {
     alone("ends_and_breaks_are_what_they_are", || async {
         let network = Network::routed(json!({})).await?;
         // The client half-closes, and still gets its answer.
-        let seed = fresh_seed();
-        let mut stream = network.ask("10.99.1.2", Service::Both { seed, length: 3 << 20 }).await?;
-        let (mut reader, mut writer) = stream.split();
-        let up = async {
-            origin::send(&mut writer, seed, 3 << 20, |_| ()).await?;
-            writer.shutdown().await?;
-            Result::Ok(())
-        };
-        let down = origin::take(&mut reader, seed, None, |_| ());
-        let (up, down) = tokio::join!(up, down);
-        up?;
-        ensure!(down? >= 3 << 20, "the answer was cut");
+        for length in [0, 1, 3 << 20] {
+            let seed = fresh_seed();
+            let mut stream = network.ask("10.99.1.2", Service::Digest { seed }).await?;
+            origin::send(&mut stream, seed, length, |_| ()).await?;
+            stream.shutdown().await?;
+            let mut line = String::new();
+            tokio::time::timeout(STEP, stream.read_to_string(&mut line)).await??;
+            ensure!(line == confirmation(length), "the origin answered {line:?}");
+        }
         // A reset is a reset, at the other end too.
         let seed = fresh_seed();
-        let stream = network.ask("10.99.1.2", Service::Take { seed, length: 1 << 20 }).await?;
-        network.peer.log().line(|line| line.contains("connection from")).await?;
+        let mut stream = network.ask("10.99.1.2", Service::Watch { seed }).await?;
+        let mut ready = [0; 6];
+        stream.read_exact(&mut ready).await?;
         origin::reset(stream)?;
         let record = network.origin.ended(seed).await?;
         ensure!(record.end == Some(End::Reset), "the reset arrives as {record:?}");
         // A server that speaks first.
         let banner = (Ipv4Addr::new(10, 99, 1, 2), network.origin.banner_port().number());
-        let mut stream = TcpStream::connect(banner).await?;
+        let mut stream =
+            TcpStream::connect(banner).await.map_err(|error| format!("banner, dial: {error}"))?;
         let mut said = vec![0; BANNER.len()];
-        tokio::time::timeout(STEP, stream.read_exact(&mut said)).await??;
+        let reading = tokio::time::timeout(STEP, stream.read_exact(&mut said));
+        reading.await?.map_err(|error| format!("banner: {error}"))?;
         ensure!(said == BANNER, "{said:?}");
         drop(stream);
         network.stop().await
@@ -269,7 +269,7 @@ fn routes_are_made_and_undone_also_after_a_crash() {
         let during = ip("rule show");
         network.peer.signal("KILL").await?;
         network.peer.ended().await?;
-        ensure!(ip("rule show") == during, "nobody has cleaned up");
+        ensure!(ip("rule show").lines().count() == during.lines().count(), "nobody has cleaned up");
         let network = Network::start(auto).await?;
         ensure!(ip("rule show") == during, "the rules are doubled: {}", ip("rule show"));
         network.bulk("10.99.1.2", 1 << 20).await?;
@@ -303,6 +303,7 @@ fn what_goes_to_nobody_makes_no_loop() {
         ensure!(usage.descriptors < 300, "{} descriptors", usage.descriptors);
         let connections = network.peer.log().text().matches("connection from").count();
         ensure!(connections < 20, "{connections} connections of a few flows");
+        network.bulk("10.99.1.2", 1 << 20).await?;
         network.stop().await
     });
 }
