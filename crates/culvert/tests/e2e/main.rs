@@ -28,8 +28,8 @@ mod proxy;
 mod site;
 mod socks;
 mod table;
-mod v2ray;
 mod tun;
+mod v2ray;
 
 use culvert_testkit::peer::Program;
 
