@@ -66,6 +66,12 @@ impl UdpConn {
         Self { socket, gso: false, slots: 1, writable: None }
     }
 
+    /// The same socket for another task to send by.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self { gso: self.gso, ..Self::shared(Arc::clone(&self.socket)) }
+    }
+
     /// The socket.
     #[must_use]
     pub fn socket(&self) -> &Arc<UdpSocket> {
@@ -523,6 +529,12 @@ impl<K: Clone + Eq + Hash> Associations<K> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.feeds.is_empty()
+    }
+
+    /// Whether there is one of `key`.
+    #[must_use]
+    pub fn contains(&self, key: &K) -> bool {
+        self.feeds.contains_key(key)
     }
 
     /// How much memory packets take that no association has taken yet.
