@@ -13,6 +13,14 @@ pub const CONNECT: Duration = Duration::from_secs(5);
 pub const OUTBOUND_HANDSHAKE: Duration = Duration::from_secs(15);
 /// `fallback_delay` of the dial fields: head start of one address before the next is tried (RFC 8305 section 5).
 pub const HAPPY_EYEBALLS: Duration = Duration::from_millis(300);
+/// How long the header of an outbound's protocol waits for the client's first bytes, to leave with them. Where the server
+/// speaks first they never come (sing-box 1.14.4 waits 300 ms).
+pub const FIRST_PAYLOAD: Duration = Duration::from_millis(100);
+/// How long a client of an inbound with a fallback may leave open whether it is one; it is a stranger then. Less than
+/// [`HANDSHAKE`], whose end would close the connection.
+pub const STRANGER: Duration = Duration::from_secs(10);
+/// Saying goodbye to a client that is sent away.
+pub const GOODBYE: Duration = Duration::from_secs(1);
 /// A TCP flow without a byte either way. Long, since dead peers are found by keep-alive and a quiet SSH session is
 /// no fault; it bounds what a peer that only acknowledges probes can hold.
 pub const STREAM_IDLE: Duration = Duration::from_secs(24 * 3600);
