@@ -5,12 +5,14 @@
 //! | [`table`] | [`TABLE`]: every protocol with the functions that build its inbound and its outbound |
 //! | [`fields`] | the listen and dial fields of the config, made ready; shared by all protocols |
 //! | `carrier` | what is below a protocol: TLS and transports |
+//! | `chunks` | the record layer of protocols that bring their own ciphers |
 //! | `onward`, `mux` | what may be inside one: many connections, datagrams |
 //! | [`users`] | names and passwords, compared in constant time |
 //! | [`socks`] | SOCKS 4, 4a and 5; the one to read first |
 //! | [`http`] | HTTP proxy: CONNECT and plain requests |
 //! | [`mixed`] | SOCKS and HTTP on one port |
 //! | [`vless`] | VLESS |
+//! | [`shadowsocks`] | Shadowsocks |
 //! | [`direct`] | straight to the target |
 //! | [`block`] | nowhere |
 //! | [`uot`] | UDP over TCP, which several protocols carry |
@@ -23,15 +25,18 @@
 
 pub mod block;
 mod carrier;
+mod chunks;
 pub mod direct;
 pub mod fields;
 mod handshake;
+mod headed;
 pub mod http;
 pub mod mixed;
 mod mux;
 pub mod mux_cool;
 mod onward;
 pub mod packetaddr;
+pub mod shadowsocks;
 pub mod socks;
 mod system_proxy;
 pub mod table;

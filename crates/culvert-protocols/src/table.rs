@@ -10,7 +10,7 @@ use culvert_config::options::outbound::OutboundKind;
 use culvert_core::{Dialer, Inbound, Outbound, Tag};
 use thiserror::Error;
 
-use crate::{block, direct, http, mixed, mux_cool, packetaddr, socks, uot, vless};
+use crate::{block, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, uot, vless};
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.
 pub const TABLE: &[&Protocol] = &[
@@ -20,6 +20,7 @@ pub const TABLE: &[&Protocol] = &[
     &http::PROTOCOL,
     &mixed::PROTOCOL,
     &vless::PROTOCOL,
+    &shadowsocks::PROTOCOL,
     &uot::PROTOCOL,
     &mux_cool::PROTOCOL,
     &packetaddr::PROTOCOL,
