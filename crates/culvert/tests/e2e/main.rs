@@ -9,6 +9,7 @@
 //! | [`curl`]    | curl through every kind of proxy                                                      |
 //! | [`http`]    | the HTTP proxy's finer points, each from a field report                               |
 //! | [`socks`]   | the same for SOCKS                                                                    |
+//! | [`libev`]   | Shadowsocks with shadowsocks-libev, its plugins, and relays                           |
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
 //! | [`tun`]     | a TUN device in a network namespace of its own                                        |
@@ -23,6 +24,7 @@ mod checks;
 mod curl;
 mod hostile;
 mod http;
+mod libev;
 mod program;
 mod proxy;
 mod site;

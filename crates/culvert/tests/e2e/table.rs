@@ -82,6 +82,7 @@ macro_rules! light_links {
     };
 }
 
+mod shadowsocks;
 mod vless;
 
 entries! {
