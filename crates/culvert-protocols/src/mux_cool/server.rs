@@ -383,5 +383,6 @@ impl Drop for Carrier<'_> {
             }
             channel.close();
         }
+        self.queue.close();
     }
 }

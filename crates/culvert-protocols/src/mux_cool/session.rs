@@ -39,6 +39,7 @@ pub(super) struct Queue {
 struct Waiting {
     channels: VecDeque<Arc<Channel>>,
     carrier: Option<Waker>,
+    closed: bool,
 }
 
 impl Queue {
@@ -58,9 +59,21 @@ impl Queue {
         }
     }
 
+    /// The carrier is gone. Channels and queue hold each other, so those with frames must leave.
+    pub(super) fn close(&self) {
+        let mut waiting = lock(&self.waiting);
+        waiting.closed = true;
+        let channels = std::mem::take(&mut waiting.channels);
+        drop(waiting);
+        drop(channels);
+    }
+
     fn push(&self, channel: Arc<Channel>) {
         let carrier = {
             let mut waiting = lock(&self.waiting);
+            if waiting.closed {
+                return;
+            }
             waiting.channels.push_back(channel);
             waiting.carrier.take()
         };

@@ -15,6 +15,7 @@ use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::codec::{Head, MAX_DATA, Status};
+use super::session::{Channel, Queue};
 use super::*;
 use crate::testing::{World, recv_packet, send_packets, target, write_in_pieces};
 
@@ -450,6 +451,18 @@ async fn sessions_leave_nothing_behind() {
     })
     .await
     .expect("flows are left");
+}
+
+#[test]
+fn frames_that_no_carrier_takes_are_freed() {
+    let queue = Queue::new(Room::NONE);
+    let (early, late) = (Channel::new(1, &queue), Channel::new(2, &queue));
+    early.end(false);
+    queue.close();
+    late.end(false);
+    let left = [Arc::downgrade(&early), Arc::downgrade(&late)];
+    drop((queue, early, late));
+    assert!(left.iter().all(|channel| channel.upgrade().is_none()));
 }
 
 #[tokio::test]
