@@ -200,6 +200,18 @@ pub struct Prefixed {
 }
 
 impl Prefixed {
+    /// `conn` with `prefix` to be read first, and more to be put there later ([`Prefixed::put_back`]).
+    #[must_use]
+    pub fn new(prefix: BufChain, conn: BoxStream) -> Self {
+        Self { prefix, conn }
+    }
+
+    /// Puts bytes in front of what comes next.
+    pub fn put_back(&mut self, mut bytes: BufChain) {
+        bytes.append(&mut self.prefix);
+        self.prefix = bytes;
+    }
+
     /// `conn` with `prefix` to be read first; `conn` itself if there is none.
     #[must_use]
     pub fn wrap(prefix: BufChain, conn: BoxStream) -> BoxStream {

@@ -1,4 +1,5 @@
-//! What the two sides of handshakes share: writing a message, and telling failures of a server as dial errors.
+//! What the two sides of handshakes share: writing a message, finding the end of one of HTTP, and telling failures of a
+//! server as dial errors.
 
 use std::future::Future;
 use std::io;
@@ -37,4 +38,21 @@ pub(crate) fn dial_error(phase: &'static str) -> impl Fn(ServeError) -> DialErro
 /// The same for a write.
 pub(crate) fn write_error(phase: &'static str) -> impl Fn(io::Error) -> DialError {
     move |source| DialError::Handshake { phase, source }
+}
+
+/// Looks for the empty line that ends a head, without looking at any byte twice however slowly they come.
+#[derive(Debug, Default)]
+pub struct EndOfHead {
+    seen: usize,
+}
+
+impl EndOfHead {
+    /// Whether it is among `bytes`, which begin with those of the last call.
+    pub fn is_in(&mut self, bytes: &[u8]) -> bool {
+        let from = self.seen.saturating_sub(2);
+        self.seen = bytes.len();
+        let rest = bytes.get(from..).unwrap_or_default();
+        let ends = |at: usize| matches!(&rest[at..], [b'\n', b'\n', ..] | [b'\n', b'\r', b'\n', ..]);
+        rest.iter().enumerate().any(|(at, byte)| *byte == b'\n' && ends(at))
+    }
 }

@@ -11,7 +11,17 @@
 //!
 //! Source: sing-box 1.14.4, `transport` and `tls` of its options.
 
+mod date;
+mod grpc;
+mod h2;
+mod head;
+mod http;
+mod httpupgrade;
+mod path;
+#[cfg(test)]
+mod testing;
 mod tls;
+mod ws;
 
 use std::sync::Arc;
 
@@ -24,12 +34,20 @@ use culvert_tls::{Connector, Facts, Store};
 use culvert_wire::Target;
 
 pub(crate) use self::tls::secured;
-use crate::BuildError;
+use crate::{BuildError, Protocol};
 use crate::fields::server::server;
+
+/// The table's line, which is there for what reads bytes only: transports are options of protocols.
+pub const PROTOCOL: Protocol = Protocol {
+    name: "transport",
+    inbound: None,
+    outbound: None,
+    fuzz: &[head::fuzz_head, ws::fuzz_frames, grpc::fuzz_messages],
+};
 
 /// The way of an outbound to its server.
 pub(crate) struct Carrier {
-    lower: Lower,
+    lower: Arc<Lower>,
     transport: Option<Box<dyn ClientTransport>>,
 }
 
@@ -38,13 +56,15 @@ pub(crate) struct Lower {
     dialer: Dialer,
     server: Target,
     tls: Option<Connector>,
+    /// The name that the `tls` options give the server.
+    server_name: Option<String>,
 }
 
 /// The client of a transport.
 #[async_trait]
 pub(crate) trait ClientTransport: Send + Sync {
     /// Opens one stream to the server, over a connection of its own from `lower` or one that is there.
-    async fn open(&self, lower: &Lower, session: &Session) -> Result<BoxStream, DialError>;
+    async fn open(&self, lower: &Arc<Lower>, session: &Session) -> Result<BoxStream, DialError>;
 }
 
 impl Carrier {
@@ -59,9 +79,10 @@ impl Carrier {
         let server = server(address)?;
         let tls = tls.filter(|tls| tls.enabled);
         let alpn = transport.0.as_ref().map_or(&[][..], client_alpn);
+        let server_name = tls.map(|tls| tls.server_name.clone()).filter(|name| !name.is_empty());
         let tls = tls.map(|tls| tls::connector(tls, &server.host, alpn, store)).transpose()?;
         let transport = transport.0.as_ref().map(client_transport).transpose()?;
-        Ok(Self { lower: Lower { dialer, server, tls }, transport })
+        Ok(Self { lower: Arc::new(Lower { dialer, server, tls, server_name }), transport })
     }
 
     /// Opens one stream to the server.
@@ -123,14 +144,26 @@ fn server_alpn(kind: &TransportKind) -> &'static [&'static str] {
 }
 
 fn client_transport(kind: &TransportKind) -> Result<Box<dyn ClientTransport>, BuildError> {
-    Err(not_built(kind))
+    Ok(match kind {
+        TransportKind::Ws(options) => Box::new(ws::Client::new(options)?),
+        TransportKind::HttpUpgrade(options) => Box::new(httpupgrade::Client::new(options)?),
+        TransportKind::Http(options) => Box::new(http::Client::new(options)?),
+        TransportKind::Grpc(options) => Box::new(grpc::Client::new(options)),
+        TransportKind::Quic(_) => return Err(not_built(kind)),
+    })
 }
 
 fn server_transport(
     kind: &TransportKind,
-    _protocol: Arc<dyn StreamServer>,
+    protocol: Arc<dyn StreamServer>,
 ) -> Result<Arc<dyn StreamServer>, BuildError> {
-    Err(not_built(kind))
+    Ok(match kind {
+        TransportKind::Ws(options) => Arc::new(ws::Server::new(options, protocol)),
+        TransportKind::HttpUpgrade(options) => Arc::new(httpupgrade::Server::new(options, protocol)),
+        TransportKind::Http(options) => Arc::new(http::Server::new(options, protocol)?),
+        TransportKind::Grpc(options) => Arc::new(grpc::Server::new(options, protocol)),
+        TransportKind::Quic(_) => return Err(not_built(kind)),
+    })
 }
 
 fn not_built(kind: &TransportKind) -> BuildError {

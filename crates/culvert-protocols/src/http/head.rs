@@ -23,6 +23,7 @@ use culvert_core::timeouts;
 use culvert_wire::{DecodeError, Reader, Target};
 
 use super::body::Body;
+pub use crate::handshake::EndOfHead;
 
 /// Longest head, and most bytes read while waiting for its end.
 pub const MAX_HEAD: usize = 64 << 10;
@@ -308,23 +309,6 @@ pub fn decode_status(r: &mut Reader<'_>) -> Result<u16, DecodeError> {
     let len = complete(response.parse(r.rest()), r.rest())?;
     r.take(len)?;
     response.code.ok_or(DecodeError::Invalid("status line"))
-}
-
-/// Looks for the empty line that ends a head, without looking at any byte twice however slowly they come.
-#[derive(Debug, Default)]
-pub struct EndOfHead {
-    seen: usize,
-}
-
-impl EndOfHead {
-    /// Whether it is among `bytes`, which begin with those of the last call.
-    pub fn is_in(&mut self, bytes: &[u8]) -> bool {
-        let from = self.seen.saturating_sub(2);
-        self.seen = bytes.len();
-        let rest = bytes.get(from..).unwrap_or_default();
-        let ends = |at: usize| matches!(&rest[at..], [b'\n', b'\n', ..] | [b'\n', b'\r', b'\n', ..]);
-        rest.iter().enumerate().any(|(at, byte)| *byte == b'\n' && ends(at))
-    }
 }
 
 fn complete(parsed: httparse::Result<usize>, bytes: &[u8]) -> Result<usize, DecodeError> {
