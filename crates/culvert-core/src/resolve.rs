@@ -49,6 +49,11 @@ impl Strategy {
 pub trait Resolver: Send + Sync {
     /// The addresses of `name` that `strategy` wants, best first, at least one.
     async fn resolve(&self, name: &Domain, strategy: Strategy) -> Result<Vec<IpAddr>, ResolveError>;
+
+    /// The `ECHConfigList`s in the HTTPS records of `name`, best first; there may be none.
+    async fn ech_configs(&self, _name: &Domain) -> Result<Vec<Vec<u8>>, ResolveError> {
+        Err(ResolveError::Failed("HTTPS records cannot be asked for here".to_owned()))
+    }
 }
 
 /// Why a name has no address.

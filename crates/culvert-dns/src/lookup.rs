@@ -8,7 +8,7 @@ use culvert_wire::Domain;
 use tokio::time::timeout;
 
 use crate::DnsError;
-use crate::message::{Answer, Query, Rcode, RecordType, text};
+use crate::message::{Answer, Query, Rcode, RecordType, records, text};
 
 /// How long one family's addresses wait for the other's (RFC 8305 section 3 has 50 ms; here the other family is not merely
 /// a race but part of the answer).
@@ -46,6 +46,17 @@ pub(crate) async fn lookup(
     }
     strategy.apply(&mut addresses);
     if addresses.is_empty() { Err(failure.unwrap_or(ResolveError::NoAddress)) } else { Ok(addresses) }
+}
+
+/// The `ECHConfigList`s in the HTTPS records of `name`.
+pub(crate) async fn ech_configs(name: &Domain, asked: &impl Ask) -> Result<Vec<Vec<u8>>, ResolveError> {
+    let query = Query::new(name, RecordType::HTTPS).map_err(|_| ResolveError::NotFound)?;
+    let reply = asked.ask(query).await?.reply;
+    match reply.rcode() {
+        Rcode::NOERROR => Ok(records::ech_configs(&reply)),
+        Rcode::NXDOMAIN => Err(ResolveError::NotFound),
+        other => Err(ResolveError::Failed(format!("name server answered {other}"))),
+    }
 }
 
 type Lookup = Result<Vec<IpAddr>, ResolveError>;

@@ -139,6 +139,10 @@ impl Resolver for DnsRouter {
     async fn resolve(&self, name: &Domain, strategy: Strategy) -> Result<Vec<IpAddr>, ResolveError> {
         self.lookup(name, strategy, None).await
     }
+
+    async fn ech_configs(&self, name: &Domain) -> Result<Vec<Vec<u8>>, ResolveError> {
+        lookup::ech_configs(name, &Asking { dns: self, session: None }).await
+    }
 }
 
 struct Asking<'a> {

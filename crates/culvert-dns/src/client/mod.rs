@@ -133,6 +133,18 @@ impl Client {
         lookup::lookup(name, strategy, &Asking { client: self, options }).await
     }
 
+    /// The `ECHConfigList`s in the HTTPS records of a name, best first.
+    ///
+    /// # Errors
+    /// See [`ResolveError`].
+    pub async fn ech_configs(
+        &self,
+        name: &Domain,
+        options: &QueryOptions,
+    ) -> Result<Vec<Vec<u8>>, ResolveError> {
+        lookup::ech_configs(name, &Asking { client: self, options }).await
+    }
+
     /// This server as the resolver of a dialer.
     #[must_use]
     pub fn resolver(&self, options: QueryOptions) -> Arc<dyn Resolver> {
@@ -227,5 +239,9 @@ struct ClientResolver {
 impl Resolver for ClientResolver {
     async fn resolve(&self, name: &Domain, strategy: Strategy) -> Result<Vec<IpAddr>, ResolveError> {
         self.client.lookup(name, strategy, &self.options).await
+    }
+
+    async fn ech_configs(&self, name: &Domain) -> Result<Vec<Vec<u8>>, ResolveError> {
+        self.client.ech_configs(name, &self.options).await
     }
 }

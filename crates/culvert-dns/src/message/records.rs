@@ -11,7 +11,7 @@ use hickory_proto::rr::{Name, RData, Record, RecordType as Kind};
 use culvert_core::Strategy;
 use culvert_wire::Domain;
 
-use super::wire::{self, flag};
+use super::wire::{self, Section, flag, kind, read_name, u16_at};
 use super::{Query, Rcode, RecordType, Reply};
 
 /// Writes a type's name.
@@ -96,6 +96,41 @@ pub fn without_hints(query: &Query, reply: &Reply, strategy: Strategy) -> Option
     }
     let bytes = message.to_vec().ok()?;
     Reply::parse(&bytes, query, 0).ok()
+}
+
+/// The `ECHConfigList`s in the HTTPS records of an answer, those of the best records first (RFC 9460 section 2.4.1,
+/// RFC 9849 section 3).
+#[must_use]
+pub fn ech_configs(reply: &Reply) -> Vec<Vec<u8>> {
+    let bytes = reply.as_bytes();
+    let mut found: Vec<(u16, Vec<u8>)> = Vec::new();
+    for (section, record) in reply.walk() {
+        if section == Section::Answer
+            && record.kind == kind::HTTPS
+            && let Ok(priority @ 1..) = u16_at(bytes, record.data.start)
+        {
+            found.extend(service_parameter(bytes, record.data, ECH).map(|list| (priority, list.to_vec())));
+        }
+    }
+    found.sort_by_key(|(priority, _)| *priority);
+    found.into_iter().map(|(_, list)| list).collect()
+}
+
+/// The number of the parameter that holds an `ECHConfigList`.
+const ECH: u16 = 5;
+
+/// A parameter of an HTTPS record.
+fn service_parameter(bytes: &[u8], data: std::ops::Range<usize>, wanted: u16) -> Option<&[u8]> {
+    let (_, mut at) = read_name(bytes, data.start + 2).ok()?;
+    while at < data.end {
+        let (key, length) = (u16_at(bytes, at).ok()?, usize::from(u16_at(bytes, at + 2).ok()?));
+        let value = bytes[..data.end].get(at + 4..at + 4 + length)?;
+        if key == wanted {
+            return Some(value);
+        }
+        at += 4 + length;
+    }
+    None
 }
 
 /// One record in wire form, its names uncompressed.

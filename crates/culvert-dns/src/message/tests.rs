@@ -474,6 +474,24 @@ fn predefined_answers_give_all_their_records() {
 }
 
 #[test]
+fn ech_configurations_come_from_the_best_record_first() {
+    // Priority 2, target root, alpn, ech `two`; priority 1 with ech `one`; an alias; one that is cut off.
+    let two = b"\0\x02\0\0\x01\0\x03\x02h2\0\x05\0\x03two";
+    let one = b"\0\x01\x01a\0\0\x05\0\x03one";
+    let cut = b"\0\x01\0\0\x05\0\x09cut";
+    let query = query("h.test", RecordType::HTTPS);
+    let mut build = reply_to(&query);
+    for data in [&two[..], one, b"\0\0\x01b\0"] {
+        build = build.record(6, "h.test", kind::HTTPS, 60, data);
+    }
+    let reply = parse(build, &query).unwrap();
+    assert_eq!(records::ech_configs(&reply), [b"one", b"two"]);
+    if let Ok(reply) = parse(reply_to(&query).record(6, "h.test", kind::HTTPS, 60, cut), &query) {
+        assert!(records::ech_configs(&reply).is_empty());
+    }
+}
+
+#[test]
 fn refusals_and_authentic_data_have_their_flags() {
     let query = query("h.test", RecordType::A);
     let request = Request::parse(&query.encode(5)).unwrap();

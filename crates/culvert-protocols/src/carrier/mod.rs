@@ -30,12 +30,13 @@ use culvert_config::options::dial::ServerOptions;
 use culvert_config::options::tls::{InboundTls, OutboundTls};
 use culvert_config::options::transport::{Transport, TransportKind};
 use culvert_core::{BoxStream, DialError, Dialer, Session, StreamServer};
-use culvert_tls::{Connector, Facts, Store};
+use culvert_tls::{Facts, Store};
 use culvert_wire::Target;
 
+use self::tls::Securing;
 pub(crate) use self::tls::secured;
-use crate::{BuildError, Protocol};
 use crate::fields::server::server;
+use crate::{BuildError, Protocol};
 
 /// The table's line, which is there for what reads bytes only: transports are options of protocols.
 pub const PROTOCOL: Protocol = Protocol {
@@ -55,7 +56,7 @@ pub(crate) struct Carrier {
 pub(crate) struct Lower {
     dialer: Dialer,
     server: Target,
-    tls: Option<Connector>,
+    tls: Option<Securing>,
     /// The name that the `tls` options give the server.
     server_name: Option<String>,
 }
@@ -80,7 +81,7 @@ impl Carrier {
         let tls = tls.filter(|tls| tls.enabled);
         let alpn = transport.0.as_ref().map_or(&[][..], client_alpn);
         let server_name = tls.map(|tls| tls.server_name.clone()).filter(|name| !name.is_empty());
-        let tls = tls.map(|tls| tls::connector(tls, &server.host, alpn, store)).transpose()?;
+        let tls = tls.map(|tls| Securing::new(tls, &server.host, alpn, store)).transpose()?;
         let transport = transport.0.as_ref().map(client_transport).transpose()?;
         Ok(Self { lower: Arc::new(Lower { dialer, server, tls, server_name }), transport })
     }
@@ -107,9 +108,9 @@ impl Carrier {
 impl Lower {
     /// Opens one connection to the server; with TLS, also what was agreed on.
     pub(crate) async fn connect(&self, session: &Session) -> Result<(BoxStream, Option<Facts>), DialError> {
-        let conn = self.dialer.connect(session, &self.server).await?;
-        let Some(tls) = &self.tls else { return Ok((conn, None)) };
-        let (conn, facts) = tls.connect(conn).await?;
+        let dial = || self.dialer.connect(session, &self.server);
+        let Some(tls) = &self.tls else { return Ok((dial().await?, None)) };
+        let (conn, facts) = tls.connect(&*self.dialer.resolver, dial).await?;
         Ok((Box::new(conn), Some(facts)))
     }
 }

@@ -108,8 +108,6 @@ async fn send(conn: &mut BoxStream, bytes: &[u8]) -> io::Result<()> {
     std::future::poll_fn(|cx| std::pin::Pin::new(&mut *conn).poll_shutdown(cx)).await
 }
 
-
-
 async fn receive(conn: &mut BoxStream) -> io::Result<Vec<u8>> {
     let room = Room { head: 9, tail: 3, max: 5000 };
     let mut all = Vec::new();
@@ -180,7 +178,8 @@ async fn both(conn: &mut BoxStream, out: &[u8], read: &mut Vec<u8>) -> io::Resul
 pub(super) async fn half_closes(mut pair: Pair) {
     for client_first in [true, false] {
         let (mut client, mut server) = pair.open().await;
-        let (first, last) = if client_first { (&mut client, &mut server) } else { (&mut server, &mut client) };
+        let (first, last) =
+            if client_first { (&mut client, &mut server) } else { (&mut server, &mut client) };
         send(first, b"question").await.unwrap();
         assert_eq!(receive(last).await.unwrap(), b"question");
         let answer = pattern(200_000);
@@ -194,7 +193,8 @@ pub(super) async fn half_closes(mut pair: Pair) {
 pub(super) async fn resets(mut pair: Pair) {
     for client_breaks in [true, false] {
         let (mut client, mut server) = pair.open().await;
-        let (breaks, sees) = if client_breaks { (&mut client, &mut server) } else { (&mut server, &mut client) };
+        let (breaks, sees) =
+            if client_breaks { (&mut client, &mut server) } else { (&mut server, &mut client) };
         breaks.write_all(b"some").await.unwrap();
         breaks.flush().await.unwrap();
         let mut some = [0; 4];

@@ -195,26 +195,46 @@ struct Late {
     server: Option<(String, QueryChanges)>,
 }
 
-#[async_trait]
-impl Resolver for Late {
-    async fn resolve(&self, name: &Domain, strategy: Strategy) -> Result<Vec<IpAddr>, ResolveError> {
-        let failed = |reason: String| Err(ResolveError::Failed(reason));
+/// What [`Late`] asks.
+enum Asked {
+    Rules(Arc<DnsRouter>),
+    Server(Client, QueryOptions),
+}
+
+impl Late {
+    fn asked(&self) -> Result<Asked, ResolveError> {
         let Some(router) = self.router.get().and_then(Weak::upgrade) else {
-            return failed("DNS servers are not running".to_owned());
+            return Err(ResolveError::Failed("DNS servers are not running".to_owned()));
         };
-        let (client, options) = match &self.server {
-            None if self.by_rules => return router.lookup(name, strategy, None).await,
-            None => (&router.default, router.options.clone()),
+        Ok(match &self.server {
+            None if self.by_rules => Asked::Rules(router),
+            None => Asked::Server(router.default.clone(), router.options.clone()),
             Some((tag, changes)) => {
                 let Some(client) = router.client(tag) else {
-                    return failed(format!("DNS server not found: {tag}"));
+                    return Err(ResolveError::Failed(format!("DNS server not found: {tag}")));
                 };
                 let mut options = router.options.clone();
                 changes.apply(&mut options);
-                (client, options)
+                Asked::Server(client.clone(), options)
             }
-        };
-        client.lookup(name, strategy, &options).await
+        })
+    }
+}
+
+#[async_trait]
+impl Resolver for Late {
+    async fn resolve(&self, name: &Domain, strategy: Strategy) -> Result<Vec<IpAddr>, ResolveError> {
+        match self.asked()? {
+            Asked::Rules(router) => router.lookup(name, strategy, None).await,
+            Asked::Server(client, options) => client.lookup(name, strategy, &options).await,
+        }
+    }
+
+    async fn ech_configs(&self, name: &Domain) -> Result<Vec<Vec<u8>>, ResolveError> {
+        match self.asked()? {
+            Asked::Rules(router) => router.ech_configs(name).await,
+            Asked::Server(client, options) => client.ech_configs(name, &options).await,
+        }
     }
 }
 

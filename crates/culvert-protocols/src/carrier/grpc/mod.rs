@@ -26,8 +26,8 @@ use culvert_wire::BufChain;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, header};
 
-pub(super) use self::codec::{Deframer, MAX_HEAD, frame};
 pub(crate) use self::codec::fuzz_messages;
+pub(super) use self::codec::{Deframer, MAX_HEAD, frame};
 use super::h2::{self, Door, Entry, Format, Health, Pool};
 use super::head::{Refusal, accept, is_http2};
 use super::{ClientTransport, Lower, path};

@@ -12,7 +12,9 @@ use http::Request;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
-use super::super::testing::{Caught, Pair, carries, client, half_closes, holds_back, pattern, resets, server};
+use super::super::testing::{
+    Caught, Pair, carries, client, half_closes, holds_back, pattern, resets, server,
+};
 use crate::testing::{World, session};
 
 fn options(service: &str, idle: i64) -> TransportKind {
@@ -197,7 +199,10 @@ async fn a_live_connection_stays() {
 }
 
 /// A client of HTTP/2 that is not ours.
-async fn raw(world: &World, server: &Arc<dyn StreamServer>) -> (SendRequest<Bytes>, JoinHandle<Result<(), ServeError>>) {
+async fn raw(
+    world: &World,
+    server: &Arc<dyn StreamServer>,
+) -> (SendRequest<Bytes>, JoinHandle<Result<(), ServeError>>) {
     let (conn, serving) = world.serve(server);
     let (send, connection) = h2::client::handshake(conn).await.unwrap();
     tokio::spawn(connection);
@@ -247,7 +252,9 @@ async fn over_http_1_nothing_is_there() {
     let world = World::new();
     let (server, _caught) = server(options("s", 0));
     let (mut conn, _serving) = world.serve(&server);
-    conn.write_all(b"POST /s/Tun HTTP/1.1\r\nHost: x\r\nContent-Type: application/grpc\r\n\r\n").await.unwrap();
+    conn.write_all(b"POST /s/Tun HTTP/1.1\r\nHost: x\r\nContent-Type: application/grpc\r\n\r\n")
+        .await
+        .unwrap();
     let mut line = [0; 24];
     conn.read_exact(&mut line).await.unwrap();
     assert_eq!(&line, b"HTTP/1.1 404 Not Found\r\n");

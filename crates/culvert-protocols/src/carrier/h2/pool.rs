@@ -156,7 +156,8 @@ impl Pool {
     async fn connection(&self, lower: &Lower, session: &Session) -> Result<Open, DialError> {
         let (conn, facts) = lower.connect(session).await?;
         if let Some(alpn) = facts.and_then(|facts| facts.alpn).filter(|alpn| alpn != "h2") {
-            let source = io::Error::new(io::ErrorKind::InvalidData, format!("server speaks {alpn:?}, not h2"));
+            let source =
+                io::Error::new(io::ErrorKind::InvalidData, format!("server speaks {alpn:?}, not h2"));
             return Err(DialError::Handshake { phase: "HTTP/2 handshake", source });
         }
         let traffic = Traffic::new();

@@ -42,7 +42,11 @@ impl Http1Conn {
     }
 
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.head.is_empty() { Poll::Ready(Ok(())) } else { self.conn.poll_write_chain(cx, &mut self.head) }
+        if self.head.is_empty() {
+            Poll::Ready(Ok(()))
+        } else {
+            self.conn.poll_write_chain(cx, &mut self.head)
+        }
     }
 
     /// Reads until the answer is there.

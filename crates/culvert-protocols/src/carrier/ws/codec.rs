@@ -433,14 +433,14 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused() {
         for bytes in [
-            &[0xc2, 0][..],                   // compressed
-            &[0x83, 0],                       // reserved opcode
-            &[0x8b, 0],                       // reserved control opcode
-            &[0x09, 0],                       // a fragmented ping
-            &[0x89, 126, 0, 126],             // a long ping
-            &[0x80, 0],                       // a fragment of nothing
-            &[0x02, 0, 0x82, 0],              // a message within a message
-            &[0x88, 1, 0],                    // half a code
+            &[0xc2, 0][..],                          // compressed
+            &[0x83, 0],                              // reserved opcode
+            &[0x8b, 0],                              // reserved control opcode
+            &[0x09, 0],                              // a fragmented ping
+            &[0x89, 126, 0, 126],                    // a long ping
+            &[0x80, 0],                              // a fragment of nothing
+            &[0x02, 0, 0x82, 0],                     // a message within a message
+            &[0x88, 1, 0],                           // half a code
             &[0x82, 127, 0x80, 0, 0, 0, 0, 0, 0, 0], // a negative length
         ] {
             assert!(parsed(bytes).is_err(), "{bytes:x?}");

@@ -67,9 +67,19 @@ fn is_upgrade(request: &Request) -> Result<(), Refusal> {
     let key_is_whole = request.header("sec-websocket-key").len() == 24;
     let version = request.header("sec-websocket-version");
     let (what, status, headers, text) = if request.method != "GET" {
-        ("WebSocket request: method", "405 Method Not Allowed", "", "handshake error: bad HTTP request method")
+        (
+            "WebSocket request: method",
+            "405 Method Not Allowed",
+            "",
+            "handshake error: bad HTTP request method",
+        )
     } else if request.minor == 0 {
-        ("WebSocket request: version", "505 HTTP Version Not Supported", "", "handshake error: bad HTTP protocol version")
+        (
+            "WebSocket request: version",
+            "505 HTTP Version Not Supported",
+            "",
+            "handshake error: bad HTTP protocol version",
+        )
     } else if request.host.is_empty() {
         ("WebSocket request: host", BAD, "", "handshake error: bad \"Host\" header")
     } else if !request.is("upgrade", "websocket") {
@@ -83,7 +93,12 @@ fn is_upgrade(request: &Request) -> Result<(), Refusal> {
             b"" => (BAD, ""),
             _ => ("426 Upgrade Required", "Sec-WebSocket-Version: 13\r\n"),
         };
-        ("WebSocket request: version", status, headers, "handshake error: bad \"Sec-WebSocket-Version\" header")
+        (
+            "WebSocket request: version",
+            status,
+            headers,
+            "handshake error: bad \"Sec-WebSocket-Version\" header",
+        )
     } else {
         return Ok(());
     };

@@ -184,8 +184,11 @@ async fn what_comes_with_the_request_is_not_lost() {
     let (server, mut caught) = server(options("/ws/", 2048, ""));
     for cuts in [&[usize::MAX][..], &[1], &[7, 30]] {
         let (mut conn, _task) = world.serve(&server);
-        let mut bytes = format!("GET /ws/aGk HTTP/1.1\r\n{UPGRADE}X-Forwarded-For: 198.51.100.9\r\n\r\n").into_bytes();
-        bytes.extend(b"\x81\x02no\x89\x81\x01\x02\x03\x04q\x02\x01 \x80\x85\x37\xfa\x21\x3d\x5f\x9f\x4d\x51\x58");
+        let mut bytes =
+            format!("GET /ws/aGk HTTP/1.1\r\n{UPGRADE}X-Forwarded-For: 198.51.100.9\r\n\r\n").into_bytes();
+        bytes.extend(
+            b"\x81\x02no\x89\x81\x01\x02\x03\x04q\x02\x01 \x80\x85\x37\xfa\x21\x3d\x5f\x9f\x4d\x51\x58",
+        );
         write_in_pieces(&mut conn, &bytes, cuts).await.unwrap();
         let mut inside = caught.recv().await.unwrap();
         assert_eq!(inside.session.source.to_string(), "198.51.100.9:5000");
