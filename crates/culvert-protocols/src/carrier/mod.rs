@@ -39,7 +39,7 @@ use crate::fields::server::server;
 use crate::{BuildError, Protocol};
 
 /// The table's line, which is there for what reads bytes only: transports are options of protocols.
-pub const PROTOCOL: Protocol = Protocol {
+pub(crate) const PROTOCOL: Protocol = Protocol {
     name: "transport",
     inbound: None,
     outbound: None,

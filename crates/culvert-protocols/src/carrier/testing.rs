@@ -57,7 +57,8 @@ pub(super) fn client(world: &World, kind: TransportKind, server: &Arc<dyn Stream
 
 /// Both, with their connections in memory.
 pub(super) struct Pair {
-    pub(super) world: World,
+    /// Kept, as all else is in it.
+    pub(super) _world: World,
     pub(super) carrier: Carrier,
     pub(super) caught: mpsc::UnboundedReceiver<Caught>,
 }
@@ -67,7 +68,7 @@ impl Pair {
         let world = World::new();
         let (server, caught) = server(make());
         let carrier = client(&world, make(), &server);
-        Self { world, carrier, caught }
+        Self { _world: world, carrier, caught }
     }
 
     /// Opens a stream and says hello on it.

@@ -168,7 +168,7 @@ mod tests {
     use std::net::IpAddr;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use culvert_config::options::tls::OutboundEch;
+    use culvert_config::options::tls::outbound::OutboundEch;
     use culvert_core::Strategy;
     use culvert_core::duplex::duplex;
     use tokio::io::AsyncReadExt;

@@ -4,14 +4,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use culvert_config::options::dial::ServerOptions;
 use culvert_config::options::transport::{GrpcTransport, TransportKind};
-use culvert_config::value::Dur;
-use culvert_core::{BoxStream, Dispatch, Handshake, ServeError, Session, StreamConn, StreamServer};
+use culvert_config::value::{Dur, Typed};
+use culvert_core::{
+    BoxPackets, BoxStream, Chain, DialError, Dispatch, Handshake, Network, Outbound, ServeError, Session,
+    StreamConn, StreamServer, Tag,
+};
+use culvert_wire::BufChain;
 use h2::client::SendRequest;
 use http::Request;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
+use super::super::Carrier;
 use super::super::testing::{
     Caught, Pair, carries, client, half_closes, holds_back, pattern, resets, server,
 };
@@ -70,7 +76,7 @@ fn counted(client_idle: i64, server_idle: i64) -> (Pair, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let server: Arc<dyn StreamServer> = Arc::new(Counted(server, Arc::clone(&count)));
     let carrier = client(&world, options("s", client_idle), &server);
-    (Pair { world, carrier, caught }, count)
+    (Pair { _world: world, carrier, caught }, count)
 }
 
 #[tokio::test]
@@ -94,19 +100,91 @@ async fn streams_share_connections_and_another_is_opened_when_one_is_full() {
     }
 }
 
-#[tokio::test]
-async fn dials_that_come_together_share_one_connection() {
-    let (pair, count) = counted(0, 0);
-    let dials: Vec<_> = (0..50).map(|_| pair.connect()).collect();
-    let mut all = Vec::new();
-    for dial in futures(dials).await {
-        all.push(dial.unwrap());
+/// Dials after a while, or fails then.
+struct Slow {
+    upstream: Option<Arc<dyn Outbound>>,
+    dials: AtomicUsize,
+    tag: Tag,
+}
+
+impl Slow {
+    fn new(upstream: Option<Arc<dyn Outbound>>) -> Arc<Self> {
+        Arc::new(Self { upstream, dials: AtomicUsize::new(0), tag: Tag::new("direct", "slow") })
     }
-    assert_eq!(count.load(Ordering::Relaxed), 1);
+}
+
+#[async_trait]
+impl Outbound for Slow {
+    fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
+    fn carries(&self, _network: Network) -> bool {
+        true
+    }
+
+    async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {
+        self.dials.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        match &self.upstream {
+            Some(upstream) => upstream.dial(session, early).await,
+            None => Err(DialError::Rejected("out of order")),
+        }
+    }
+
+    async fn listen_packet(&self, _session: &Session) -> Result<BoxPackets, DialError> {
+        Err(DialError::Network(Network::Udp))
+    }
+}
+
+fn carrier_over(outbound: &Arc<Slow>) -> Carrier {
+    let dialer = crate::testing::dialer(Arc::clone(outbound) as Arc<dyn Outbound>);
+    let address = ServerOptions { server: "server.test".into(), server_port: 443, ..Default::default() };
+    Carrier::new(dialer, &crate::testing::store(), &address, None, &Typed(Some(options("s", 0)))).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn dials_that_come_together_share_one_connection() {
+    let world = World::new();
+    let (server, _caught) = server(options("s", 0));
+    let slow = Slow::new(Some(world.upstream(&server)));
+    let carrier = carrier_over(&slow);
+    let session = session("a:1");
+    let start = tokio::time::Instant::now();
+    let all = joined((0..50).map(|_| carrier.connect(&session)).collect()).await;
+    assert!(all.iter().all(Result::is_ok));
+    assert_eq!((slow.dials.load(Ordering::Relaxed), start.elapsed().as_secs()), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dials_that_come_together_fail_together() {
+    let slow = Slow::new(None);
+    let carrier = carrier_over(&slow);
+    let session = session("a:1");
+    let start = tokio::time::Instant::now();
+    for error in joined((0..50).map(|_| carrier.connect(&session)).collect()).await {
+        let error = error.err().unwrap();
+        assert!(Chain(&error).to_string().contains("out of order"), "{}", Chain(&error));
+    }
+    assert_eq!((slow.dials.load(Ordering::Relaxed), start.elapsed().as_secs()), (1, 3));
+    assert!(carrier.connect(&session).await.is_err());
+    assert_eq!(slow.dials.load(Ordering::Relaxed), 2, "the next one tries anew");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dial_goes_on_for_others_when_who_began_it_leaves() {
+    let world = World::new();
+    let (server, _caught) = server(options("s", 0));
+    let slow = Slow::new(Some(world.upstream(&server)));
+    let carrier = carrier_over(&slow);
+    let session = session("a:1");
+    let first = tokio::time::timeout(Duration::from_secs(1), carrier.connect(&session));
+    let (first, second) = tokio::join!(first, carrier.connect(&session));
+    assert!(first.is_err() && second.is_ok());
 }
 
 /// All of them, polled at once.
-async fn futures<T>(all: Vec<impl Future<Output = T>>) -> Vec<T> {
+async fn joined<T>(all: Vec<impl Future<Output = T>>) -> Vec<T> {
     let mut all: Vec<_> = all.into_iter().map(|one| (Box::pin(one), None)).collect();
     std::future::poll_fn(|cx| {
         for (future, output) in &mut all {
