@@ -51,7 +51,7 @@ pub(super) fn server(kind: TransportKind) -> (Arc<dyn StreamServer>, mpsc::Unbou
 /// A client of a transport whose connections go to `server`.
 pub(super) fn client(world: &World, kind: TransportKind, server: &Arc<dyn StreamServer>) -> Carrier {
     let dialer = dialer(world.upstream(server));
-    let address = ServerOptions { server: "server.test".into(), server_port: 443, ..Default::default() };
+    let address = ServerOptions { server: "server.test".into(), server_port: 443 };
     Carrier::new(dialer, &store(), &address, None, &Typed(Some(kind))).unwrap()
 }
 
@@ -135,7 +135,8 @@ pub(super) async fn carries(mut pair: Pair) {
     };
     let server_side = async { both(&mut server, &down, &mut server_read).await };
     let (one, other) = tokio::join!(client_side, server_side);
-    (one.unwrap(), other.unwrap());
+    one.unwrap();
+    other.unwrap();
     assert!(client_read == down && server_read == up);
 }
 

@@ -83,6 +83,7 @@ macro_rules! light_links {
 }
 
 mod shadowsocks;
+mod transports;
 mod vless;
 
 entries! {

@@ -139,7 +139,7 @@ impl Outbound for Slow {
 
 fn carrier_over(outbound: &Arc<Slow>) -> Carrier {
     let dialer = crate::testing::dialer(Arc::clone(outbound) as Arc<dyn Outbound>);
-    let address = ServerOptions { server: "server.test".into(), server_port: 443, ..Default::default() };
+    let address = ServerOptions { server: "server.test".into(), server_port: 443 };
     Carrier::new(dialer, &crate::testing::store(), &address, None, &Typed(Some(options("s", 0)))).unwrap()
 }
 

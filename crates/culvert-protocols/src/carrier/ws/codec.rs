@@ -350,13 +350,11 @@ pub(crate) fn fuzz_frames(bytes: &[u8]) {
         let mut data = Vec::new();
         for part in bytes.chunks(size) {
             let mut piece = Buf::copied(part);
-            if let Err(error) = parser.take(&mut piece) {
-                return Err(error);
-            }
+            parser.take(&mut piece)?;
             data.extend_from_slice(&piece);
             assert!(data.len() <= bytes.len());
         }
-        Ok((data, parser.closed, parser.ping))
+        Ok::<_, DecodeError>((data, parser.closed, parser.ping))
     };
     assert_eq!(run(bytes.len().max(1)), run(usize::from(cut % 17) + 1));
 }

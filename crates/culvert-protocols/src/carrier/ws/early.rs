@@ -23,7 +23,7 @@ pub(super) struct EarlyConn {
 enum State {
     Waiting(Box<Opener>),
     Opening(Pin<Box<dyn Future<Output = Result<WsConn, DialError>> + Send>>),
-    Open(WsConn),
+    Open(Box<WsConn>),
     /// It could not be opened, which has been told.
     Failed,
 }
@@ -65,7 +65,7 @@ impl EarlyConn {
         self.start(Vec::new());
         if let State::Opening(opening) = &mut self.state {
             self.state = match ready!(opening.as_mut().poll(cx)) {
-                Ok(conn) => State::Open(conn),
+                Ok(conn) => State::Open(Box::new(conn)),
                 Err(error) => {
                     self.state = State::Failed;
                     return Poll::Ready(Err(io::Error::new(error.kind(), error)));
@@ -122,7 +122,7 @@ impl AsyncRead for EarlyConn {
         cx: &mut Context<'_>,
         to: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(ready!(self.poll_open(cx))?).poll_read(cx, to)
+        Pin::new(&mut *ready!(self.poll_open(cx))?).poll_read(cx, to)
     }
 }
 
@@ -137,14 +137,14 @@ impl AsyncWrite for EarlyConn {
             }
             return Poll::Ready(Ok(early));
         }
-        Pin::new(ready!(self.poll_open(cx))?).poll_write(cx, from)
+        Pin::new(&mut *ready!(self.poll_open(cx))?).poll_write(cx, from)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(ready!(self.poll_open(cx))?).poll_flush(cx)
+        Pin::new(&mut *ready!(self.poll_open(cx))?).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(ready!(self.poll_open(cx))?).poll_shutdown(cx)
+        Pin::new(&mut *ready!(self.poll_open(cx))?).poll_shutdown(cx)
     }
 }
