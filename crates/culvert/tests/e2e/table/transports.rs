@@ -61,7 +61,7 @@ fn server(kind: &str, transport: Value) -> Value {
 }
 
 fn ws() -> Value {
-    json!({ "type": "ws", "path": "/a path", "headers": { "Host": "ws.test", "X-More": ["1", "2"] } })
+    json!({ "type": "ws", "path": "/a/path", "headers": { "Host": "ws.test", "X-More": ["1", "2"] } })
 }
 
 fn ws_early_header() -> Value {
