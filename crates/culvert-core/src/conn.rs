@@ -82,6 +82,11 @@ pub trait StreamConn: AsyncRead + AsyncWrite + Send + Unpin + Any {
     fn local_addr(&self) -> Option<SocketAddr> {
         None
     }
+
+    /// The outermost socket, whatever the layers within do with its bytes: for its options only.
+    fn outermost_socket(&self) -> Option<&TcpStream> {
+        None
+    }
 }
 
 /// [`StreamConn::poll_read_chain`] by `poll_read`: for layers that have no better way.
@@ -146,6 +151,10 @@ impl<C: StreamConn + ?Sized> StreamConn for Box<C> {
 
     fn local_addr(&self) -> Option<SocketAddr> {
         (**self).local_addr()
+    }
+
+    fn outermost_socket(&self) -> Option<&TcpStream> {
+        (**self).outermost_socket()
     }
 }
 
@@ -290,5 +299,9 @@ impl StreamConn for Prefixed {
 
     fn local_addr(&self) -> Option<SocketAddr> {
         self.conn.local_addr()
+    }
+
+    fn outermost_socket(&self) -> Option<&TcpStream> {
+        self.conn.outermost_socket()
     }
 }

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 
-use culvert_wire::{Buf, BufChain, Room};
+use culvert_wire::{BufChain, Room};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::conn::StreamConn;
@@ -108,10 +108,11 @@ impl StreamConn for Duplex {
         let mut pipe = lock(&self.read);
         pipe.room = room;
         ready!(pipe.poll_readable(cx))?;
-        let pieces = std::mem::take(&mut pipe.pieces);
+        let mut pieces = std::mem::take(&mut pipe.pieces);
         wake(&mut pipe.writer);
         drop(pipe);
-        Poll::Ready(Ok(with_room(pieces, room)))
+        pieces.fit(room);
+        Poll::Ready(Ok(pieces))
     }
 
     fn poll_write_chain(&mut self, cx: &mut Context<'_>, data: &mut BufChain) -> Poll<io::Result<()>> {
@@ -128,28 +129,6 @@ impl StreamConn for Duplex {
     fn abort(&mut self) {
         self.aborts = true;
     }
-}
-
-/// Copies the pieces that do not have `room` around them into ones that do.
-fn with_room(mut pieces: BufChain, room: Room) -> BufChain {
-    let fits =
-        |piece: &Buf| piece.head() >= room.head && piece.spare() >= room.tail && piece.len() <= room.max;
-    if room.is_none() || pieces.iter().all(fits) {
-        return pieces;
-    }
-    let mut fitting = BufChain::new();
-    while let Some(piece) = pieces.pop_front() {
-        if fits(&piece) {
-            fitting.push_back(piece);
-            continue;
-        }
-        for part in piece.chunks(room.max) {
-            let mut copy = Buf::new(part.len(), room.head, room.tail);
-            copy.append(part);
-            fitting.push_back(copy);
-        }
-    }
-    fitting
 }
 
 impl AsyncRead for Duplex {
@@ -198,6 +177,7 @@ impl Drop for Duplex {
 
 #[cfg(test)]
 mod tests {
+    use culvert_wire::Buf;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;

@@ -139,6 +139,10 @@ impl StreamConn for TcpConn {
     fn local_addr(&self) -> Option<SocketAddr> {
         self.stream.local_addr().ok()
     }
+
+    fn outermost_socket(&self) -> Option<&TcpStream> {
+        Some(&self.stream)
+    }
 }
 
 /// Memory for one read: one piece where the reader's next hop does not care, several with room around each where it does.

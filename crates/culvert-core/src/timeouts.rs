@@ -44,6 +44,20 @@ pub const RESOLVE: Duration = Duration::from_secs(10);
 pub const KEEP_ALIVE: Duration = Duration::from_secs(5 * 60);
 /// Time between them (`tcp_keep_alive_interval`).
 pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(75);
+/// Multiplex: opening a connection for streams, the outbound's own handshake included.
+pub const MUX_DIAL: Duration = Duration::from_secs(5);
+/// Multiplex: silence after which a sign of life is asked for, and how long it may take to come.
+pub const MUX_PING: Duration = Duration::from_secs(30);
+/// See [`MUX_PING`].
+pub const MUX_PING_ANSWER: Duration = Duration::from_secs(10);
+/// Multiplex: a connection on which nothing has come for so long although it was due gets no more streams.
+pub const MUX_PATIENCE: Duration = Duration::from_secs(5);
+/// Multiplex: a connection without streams, on the side that opened it. sing-box keeps it.
+pub const MUX_IDLE_CLIENT: Duration = Duration::from_secs(5 * 60);
+/// Multiplex: the same on the other side.
+pub const MUX_IDLE_SERVER: Duration = Duration::from_secs(10 * 60);
+/// Multiplex: a stream that is done with here, but whose peer neither takes the rest nor ends it.
+pub const MUX_LINGER: Duration = Duration::from_secs(60);
 /// How long running flows may go on after a stop was asked for.
 pub const SHUTDOWN: Duration = Duration::from_secs(2);
 /// How often the tables of flows and handshakes are looked over; the precision of every idle limit.

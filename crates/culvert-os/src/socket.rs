@@ -313,6 +313,15 @@ pub fn set_linger_zero(socket: BorrowedFd<'_>) -> io::Result<()> {
     SockRef::from(&socket).set_linger(Some(Duration::ZERO))
 }
 
+/// Sends at a fixed speed of `rate` bytes per second, whatever is lost: TCP Brutal, a congestion control that the kernel
+/// has only with a module of that name. Twice as much as the round trip takes may be under way.
+///
+/// # Errors
+/// [`io::ErrorKind::NotFound`] without the module.
+pub fn set_brutal(socket: BorrowedFd<'_>, rate: u64) -> io::Result<()> {
+    sys::set_brutal(socket, rate)
+}
+
 /// Takes the pending error of a socket (SO_ERROR): after a non-blocking connect, `None` means that it succeeded.
 pub fn take_error(socket: BorrowedFd<'_>) -> io::Result<Option<io::Error>> {
     SockRef::from(&socket).take_error()

@@ -25,7 +25,7 @@ impl Onward {
         if let Some(mux) = &self.mux
             && mux::is_sign(target)
         {
-            return mux.serve(incoming, dispatch).await;
+            return Box::pin(mux.serve(incoming, self.uot, dispatch)).await;
         }
         if self.uot
             && let Some(version) = uot::Version::of(target)

@@ -10,7 +10,7 @@ use culvert_config::options::outbound::OutboundKind;
 use culvert_core::{Dialer, Inbound, Outbound, Tag};
 use thiserror::Error;
 
-use crate::{block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, uot, vless};
+use crate::{block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, uot, vless};
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.
 pub const TABLE: &[&Protocol] = &[
@@ -27,6 +27,7 @@ pub const TABLE: &[&Protocol] = &[
     &carrier::PROTOCOL,
     #[cfg(target_os = "linux")]
     &crate::tun::PROTOCOL,
+    &mux::PROTOCOL,
 ];
 
 /// One protocol.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::IoSlice;
 
-use crate::Buf;
+use crate::{Buf, Room};
 
 /// Pieces in order. No piece is ever empty, so `is_empty` on the chain means there are no bytes.
 ///
@@ -139,6 +139,28 @@ impl BufChain {
             taken.push_back(self.pop_front().expect("the piece just looked at"));
         }
         taken
+    }
+
+    /// Copies the pieces that have not `room` around them, or are too long for it, into ones that do.
+    pub fn fit(&mut self, room: Room) {
+        let fits =
+            |piece: &Buf| piece.head() >= room.head && piece.spare() >= room.tail && piece.len() <= room.max;
+        if room.is_none() || self.iter().all(fits) {
+            return;
+        }
+        let mut fitting = Self::new();
+        while let Some(piece) = self.pop_front() {
+            if fits(&piece) {
+                fitting.push_back(piece);
+                continue;
+            }
+            for part in piece.chunks(room.max) {
+                let mut copy = Buf::new(part.len(), room.head, room.tail);
+                copy.append(part);
+                fitting.push_back(copy);
+            }
+        }
+        *self = fitting;
     }
 
     /// The pieces in order.

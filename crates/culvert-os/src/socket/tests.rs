@@ -411,3 +411,15 @@ fn unknown_namespace_fails_every_kind_of_socket() {
         );
     }
 }
+
+#[test]
+fn a_fixed_speed_takes_a_module_that_is_missing() {
+    let (near, _far) = tcp_pair(LOOPBACKS[0]);
+    match set_brutal(near.as_fd(), 1_000_000) {
+        Ok(()) => {}
+        Err(error) => assert!(
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied),
+            "{error}"
+        ),
+    }
+}

@@ -96,6 +96,33 @@ pub(crate) fn enable_receive_local_address(fd: BorrowedFd<'_>, v6: bool) -> io::
     if v6 { set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1) } else { Ok(()) }
 }
 
+/// TCP_CONGESTION, tcp(7), with `brutal`, and that module's TCP_BRUTAL_PARAMS: the rate, and the window in tenths of what the
+/// round trip takes. (apernet/tcp-brutal, README)
+pub(crate) fn set_brutal(fd: BorrowedFd<'_>, rate: u64) -> io::Result<()> {
+    const TCP_BRUTAL_PARAMS: c_int = 23301;
+    /// As the module's C declares it, which leaves four bytes unused at the end.
+    #[repr(C)]
+    struct Params {
+        rate: u64,
+        window_gain: u32,
+        unused: u32,
+    }
+    SockRef::from(&fd).set_tcp_congestion(b"brutal")?;
+    let params = Params { rate, window_gain: 20, unused: 0 };
+    let length = size_of::<Params>() as libc::socklen_t;
+    // SAFETY: `params` is that many initialised bytes, which the call only reads.
+    check(unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            TCP_BRUTAL_PARAMS,
+            (&raw const params).cast(),
+            length,
+        )
+    })
+    .map(drop)
+}
+
 /// SIOCOUTQ, tcp(7): bytes in the send queue that the peer has not acknowledged, sent or not.
 pub(crate) fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
     ioctl_bytes(fd, libc::TIOCOUTQ) // SIOCOUTQ is the same number

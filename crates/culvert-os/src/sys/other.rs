@@ -72,6 +72,10 @@ pub(crate) fn enable_receive_local_address(_: BorrowedFd<'_>, _: bool) -> io::Re
     unsupported()
 }
 
+pub(crate) fn set_brutal(_: BorrowedFd<'_>, _: u64) -> io::Result<()> {
+    unsupported()
+}
+
 pub(crate) fn unacknowledged_bytes(_: BorrowedFd<'_>) -> io::Result<usize> {
     unsupported()
 }

@@ -40,15 +40,28 @@ impl Request {
 /// # Errors
 /// [`DecodeError`].
 pub fn decode_head(r: &mut Reader<'_>, connect: bool) -> Result<(Option<Target>, usize), DecodeError> {
-    let peer = if connect { None } else { Some(AddressCodec::UOT.decode(r)?) };
+    decode_head_as((!connect).then_some(AddressCodec::UOT), r)
+}
+
+/// [`decode_head`] with addresses in another form, or none.
+pub(crate) fn decode_head_as(
+    addresses: Option<AddressCodec>,
+    r: &mut Reader<'_>,
+) -> Result<(Option<Target>, usize), DecodeError> {
+    let peer = addresses.map(|addresses| addresses.decode(r)).transpose()?;
     let len = r.u16()?;
     Ok((peer, len.into()))
 }
 
 /// Writes the head of a packet with `len` bytes of data; `peer` is `None` where packets carry no addresses.
 pub fn encode_head(peer: Option<&Target>, len: u16, out: &mut Vec<u8>) {
+    encode_head_as(AddressCodec::UOT, peer, len, out);
+}
+
+/// [`encode_head`] with the address in another form.
+pub(crate) fn encode_head_as(addresses: AddressCodec, peer: Option<&Target>, len: u16, out: &mut Vec<u8>) {
     if let Some(peer) = peer {
-        AddressCodec::UOT.encode(peer, out);
+        addresses.encode(peer, out);
     }
     out.extend(len.to_be_bytes());
 }

@@ -9,13 +9,15 @@ use culvert_wire::{AddressCodec, Buf, BufChain, DecodeError, Reader, Room, Targe
 use tokio::io::AsyncWrite;
 
 use super::Version;
-use super::codec::{HEAD, Request, decode_head, encode_head};
+use super::codec::{HEAD, Request, decode_head_as, encode_head_as};
 
 /// Datagrams on a stream.
 pub struct UotConn {
     conn: BoxStream,
     /// The one peer, where packets carry no addresses.
     connected: Option<Target>,
+    /// The form of addresses where they do.
+    addresses: AddressCodec,
     /// Longest head of most packets.
     head: usize,
     /// Read and not yet whole.
@@ -45,17 +47,33 @@ impl UotConn {
     /// addresses.
     #[must_use]
     pub fn server(conn: BoxStream, read: BufChain, connected: Option<Target>) -> Self {
-        Self { conn, connected, head: HEAD, read, out: BufChain::new(), taken: 0, unflushed: false }
+        let addresses = AddressCodec::UOT;
+        Self {
+            conn,
+            connected,
+            addresses,
+            head: HEAD,
+            read,
+            out: BufChain::new(),
+            taken: 0,
+            unflushed: false,
+        }
+    }
+
+    /// The same with addresses in another form, for protocols that have these packets but for that.
+    #[must_use]
+    pub fn with_addresses(self, addresses: AddressCodec) -> Self {
+        Self { addresses, ..self }
     }
 
     /// Takes whole packets out of what was read.
     fn parse(&mut self, room: Room, batch: &mut PacketBatch) -> io::Result<()> {
         while !self.read.is_empty() && batch.len() < PacketBatch::MAX {
-            let connect = self.connected.is_some();
+            let addresses = self.connected.is_none().then_some(self.addresses);
             let mut window = [0; 1 + 1 + 255 + 2 + 2]; // the longest head there is
             let seen = self.read.peek(&mut window);
             let mut r = Reader::new(&window[..seen]);
-            let (peer, len) = match decode_head(&mut r, connect) {
+            let (peer, len) = match decode_head_as(addresses, &mut r) {
                 Ok(head) => head,
                 Err(DecodeError::Incomplete) => return Ok(()),
                 Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
@@ -77,7 +95,7 @@ impl UotConn {
         let mut head = Vec::with_capacity(HEAD);
         if packet.segment == 0 {
             let Ok(len) = u16::try_from(packet.data.len()) else { return };
-            encode_head(peer, len, &mut head);
+            encode_head_as(self.addresses, peer, len, &mut head);
             let mut data = std::mem::replace(&mut packet.data, Buf::from(Vec::new()));
             if data.head() >= head.len() {
                 data.prepend(&head);
@@ -91,7 +109,7 @@ impl UotConn {
         for payload in packet.payloads() {
             let Ok(len) = u16::try_from(payload.len()) else { continue };
             head.clear();
-            encode_head(peer, len, &mut head);
+            encode_head_as(self.addresses, peer, len, &mut head);
             if data.spare() < head.len() + payload.len() {
                 self.out
                     .push_back(std::mem::replace(&mut data, Buf::new(packet.data.len(), self.head * 2, 0)));

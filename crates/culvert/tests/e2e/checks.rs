@@ -76,7 +76,7 @@ const CHECKS: &[Check] = checks! {
 };
 
 fn passes_half_closes(site: &Site) -> bool {
-    site.strict() || site.carries().half_close
+    (site.strict() || site.carries().half_close) && !site.carries().one_end
 }
 
 /// Whether a reset must arrive as one.

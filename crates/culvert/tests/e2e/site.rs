@@ -34,6 +34,8 @@ pub(crate) struct Carries {
     pub(crate) datagram: usize,
     /// The reference program ends an association that idles; else only when a datagram of another comes.
     pub(crate) forgets: bool,
+    /// The protocol itself has no end of one direction.
+    pub(crate) one_end: bool,
 }
 
 /// TCP and UDP to any target.
@@ -47,6 +49,7 @@ pub(crate) const ALL: Carries = Carries {
     // sing-box cuts them at 16 KiB less their headers.
     datagram: 16_000,
     forgets: true,
+    one_end: false,
 };
 /// The same, but in the reference program the end of one direction is the end of both.
 pub(crate) const ENDS_TOGETHER: Carries = Carries { half_close: false, ..ALL };

@@ -1,6 +1,6 @@
 //! The tables. A row is all it takes to have a way in, or a protocol between two programs, checked in every respect.
 
-use crate::site::{ALL, Entry, Link, TCP, TCP_V4, USER, alone, linked};
+use crate::site::{ALL, Carries, ENDS_TOGETHER, Entry, Link, TCP, TCP_V4, USER, alone, linked};
 use crate::{Side, run};
 use culvert_testkit::certificate::Certificate;
 use culvert_testkit::client::Protocol::{Http, Socks4, Socks4a, Socks5};
@@ -82,6 +82,7 @@ macro_rules! light_links {
     };
 }
 
+mod mux;
 mod shadowsocks;
 mod transports;
 mod vless;
