@@ -93,16 +93,6 @@ impl Carrier {
             None => self.lower.connect(session).await.map(|(conn, _)| conn),
         }
     }
-
-    /// The dial fields, for what goes to the server beside streams.
-    pub(crate) fn dialer(&self) -> &Dialer {
-        &self.lower.dialer
-    }
-
-    /// The server.
-    pub(crate) fn server(&self) -> &Target {
-        &self.lower.server
-    }
 }
 
 impl Lower {

@@ -394,6 +394,23 @@ async fn a_client_that_gives_up_all_its_streams_is_cut_off() {
     }
 }
 
+/// Streams that end early by the thousand (SagerNet/sing-box#1170): nothing is left of them, and the connection stays.
+#[tokio::test]
+async fn streams_given_up_after_an_answer_leave_nothing_behind() {
+    let (mut pair, count) = counted(0, 0);
+    for number in 0..3000 {
+        let (mut client, mut server) = pair.open().await;
+        server.write_all(b"x").await.unwrap();
+        assert_eq!(client.read_u8().await.unwrap(), b'x');
+        if number % 2 == 0 {
+            client.abort();
+        }
+        drop(client);
+        assert!(server.read(&mut [0; 1]).await.is_err());
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 1);
+}
+
 #[tokio::test]
 async fn a_stalled_stream_does_not_stop_the_others() {
     let (mut pair, _count) = counted(0, 0);
