@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::diagnostics::Report;
 use crate::json::{Node, Place, Value};
+use crate::nearest::did_you_mean;
 
 /// State of decoding one configuration.
 pub(crate) struct Cx<'a> {
@@ -139,6 +140,12 @@ impl<'a> Cx<'a> {
             owner: None,
             empties_are_absent: false,
         }
+    }
+
+    /// A sentence end that proposes the name nearest to `word`. It costs a look at all names, so that a configuration
+    /// with very many mistakes gets it for the first ones only.
+    pub(crate) fn did_you_mean<'n>(&self, word: &str, names: impl IntoIterator<Item = &'n str>) -> String {
+        if self.report.is_full() { String::new() } else { did_you_mean(word, names) }
     }
 
     pub(crate) fn error(&mut self, place: Place, message: impl Into<String>) {

@@ -1,5 +1,6 @@
 //! Findings: what is wrong or outdated in a configuration, and where.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
@@ -131,6 +132,11 @@ impl Report {
         self.add(Severity::Warning, place, message.into());
     }
 
+    /// Whether so much was found already that the wording of further findings hardly matters.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.findings.len() >= MAX_SHOWN
+    }
+
     /// How many errors were noted.
     pub(crate) const fn errors(&self) -> usize {
         self.errors
@@ -174,8 +180,49 @@ impl Report {
 
     /// The same finding can come up twice, once in a file alone and once in the merged configuration.
     fn add(&mut self, severity: Severity, place: Place, message: String) {
+        let message = shortened(message);
         if self.seen.insert((place, message.clone())) {
             self.findings.push((severity, place, message));
         }
+    }
+}
+
+/// Longest word and longest text of a finding, in characters. What a configuration holds is quoted in findings, and a
+/// reader needs no more of it to find the spot.
+const MAX_WORD: usize = 200;
+const MAX_TEXT: usize = 2000;
+
+/// `text` with the middle of each very long word left out, and its own where that does not do.
+pub(crate) fn shortened(text: String) -> String {
+    if text.len() <= MAX_WORD {
+        return text;
+    }
+    let words: Vec<_> = text.split(' ').map(|word| without_middle(word, MAX_WORD)).collect();
+    without_middle(&words.join(" "), MAX_TEXT).into_owned()
+}
+
+fn without_middle(text: &str, most: usize) -> Cow<'_, str> {
+    let length = text.chars().count();
+    if length <= most {
+        return text.into();
+    }
+    let head: String = text.chars().take(most / 2).collect();
+    let tail: String = text.chars().skip(length - most / 8).collect();
+    format!("{head}…{tail}").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_words_and_texts_lose_their_middle() {
+        assert_eq!(shortened("as it is".to_owned()), "as it is");
+        let number = format!("found {}8, not 1", "9".repeat(100_000));
+        let (head, tail) = ("9".repeat(100), "9".repeat(23));
+        assert_eq!(shortened(number), format!("found {head}…{tail}8, not 1"));
+        let words = "é ".repeat(100_000);
+        assert!(shortened(words.clone()).chars().count() <= MAX_TEXT);
+        assert!(shortened(words).starts_with("é é é"));
     }
 }

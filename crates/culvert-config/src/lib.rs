@@ -56,7 +56,7 @@ pub mod value;
 pub use cx::{Files, SystemFiles};
 pub use diagnostics::{Diagnostic, Diagnostics, Severity};
 pub use format::format;
-pub use load::{Loaded, load, load_with, schema};
+pub use load::{Loaded, load, load_with, place_of, schema};
 pub use merge::{merge, merge_with};
 pub use options::Options;
 pub use source::Source;

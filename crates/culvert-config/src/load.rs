@@ -48,6 +48,17 @@ pub fn load_with(sources: &[Source], files: &dyn Files) -> Result<Loaded, Diagno
     if failed { Err(findings) } else { Ok(Loaded { options, warnings: findings }) }
 }
 
+/// Where `path`, such as `outbounds[0]`, stands in a configuration that loads: file, line and column.
+#[must_use]
+pub fn place_of(sources: &[Source], path: &str) -> Option<String> {
+    let documents = read(sources).ok()?;
+    let mut report = Report::default();
+    let mut root = join(&documents, &mut report);
+    migrate(&mut root, &mut report);
+    let place = root.at_path(path)?.place;
+    Some(documents.get(place.source as usize)?.spot(place))
+}
+
 /// The JSON Schema (2020-12) of a configuration.
 #[must_use]
 pub fn schema() -> String {

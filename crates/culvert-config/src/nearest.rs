@@ -1,11 +1,15 @@
 //! The known name somebody most likely meant.
 
+/// Most names that are looked at.
+const MANY: usize = 1000;
+
 /// The name closest to `word`, if any is close enough to be worth mentioning.
 pub(crate) fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let folded = fold(word);
     let limit = (folded.len() / 4).max(1);
     names
         .into_iter()
+        .take(MANY)
         .map(|name| (fold(name), name))
         .filter(|(name, _)| !name.is_empty() && name.len().abs_diff(folded.len()) <= limit)
         .map(|(name, original)| (distance(&folded, &name), original))

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::diagnostics::{Diagnostic, Severity};
+use crate::diagnostics::{Diagnostic, Severity, shortened};
 use crate::json::{Node, Place, SyntaxError, Value, read};
 
 /// One configuration file as it was read from disk or standard input.
@@ -10,12 +10,14 @@ use crate::json::{Node, Place, SyntaxError, Value, read};
 pub struct Source {
     name: String,
     text: String,
+    is_utf_16: bool,
 }
 
 impl Source {
     /// A source called `name` in messages. Bytes that are not UTF-8 become U+FFFD.
     pub fn new(name: impl Into<String>, bytes: &[u8]) -> Self {
-        Self { name: name.into(), text: String::from_utf8_lossy(bytes).into_owned() }
+        let text = String::from_utf8_lossy(bytes).into_owned();
+        Self { name: name.into(), text, is_utf_16: is_utf_16(bytes) }
     }
 
     /// What messages call this source: a path, or `stdin`.
@@ -28,6 +30,16 @@ impl Source {
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
+    }
+}
+
+/// Whether a file was saved as UTF-16, as some editors do: it begins with the mark of that, or every other one of its first
+/// bytes is zero.
+fn is_utf_16(bytes: &[u8]) -> bool {
+    match bytes {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => true,
+        [a, b, c, d, ..] => matches!((a, b, c, d), (0, 1.., 0, 1..) | (1.., 0, 1.., 0)),
+        _ => false,
     }
 }
 
@@ -46,6 +58,16 @@ impl<'a> Document<'a> {
         match read(&source.text, index) {
             Ok(root) => Ok(document(root)),
             Err(SyntaxError { offset, message }) => {
+                let (offset, message) = if source.is_utf_16 {
+                    (0, "the file is UTF-16; save it as UTF-8".to_owned())
+                } else if source.text.trim().is_empty() {
+                    (
+                        offset,
+                        "the file ends here, with nothing in it; the least configuration is `{}`".to_owned(),
+                    )
+                } else {
+                    (offset, message)
+                };
                 let (line, column) = document(Node::default()).position(offset);
                 Err(Diagnostic {
                     severity: Severity::Error,
@@ -65,7 +87,14 @@ impl<'a> Document<'a> {
         let offset = place.offset as usize;
         let (line, column) = self.position(offset);
         let (path, tag) = locate(&self.root, place.offset);
+        let path = shortened(path);
         Diagnostic { severity, file: self.source.name.clone(), line, column, path, tag, message }
+    }
+
+    /// A place as `config.json:4:25`.
+    pub(crate) fn spot(&self, place: Place) -> String {
+        let (line, column) = self.position(place.offset as usize);
+        format!("{}:{line}:{column}", self.source.name)
     }
 
     /// Line and column, both from 1; columns count characters.
@@ -125,6 +154,31 @@ mod tests {
         let document = Document::read(&source, 0).expect("the text is JSON");
         let offset = text.find(needle).expect("the needle is in the text") as u32;
         document.diagnostic(Severity::Error, Place { source: 0, offset }, "here".to_owned()).to_string()
+    }
+
+    fn syntax(bytes: &[u8]) -> String {
+        let source = Source::new("c.json", bytes);
+        Document::read(&source, 0).expect_err("it is no JSON").to_string()
+    }
+
+    #[test]
+    fn what_editors_and_redirections_leave_behind_is_named() {
+        let utf_16: Vec<u8> = "{}\n ".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let marked = [&[0xff, 0xfe], &*utf_16].concat();
+        let other: Vec<u8> = "{}\n ".encode_utf16().flat_map(u16::to_be_bytes).collect();
+        for bytes in [&utf_16, &marked, &other] {
+            assert_eq!(syntax(bytes), "c.json:1:1: the file is UTF-16; save it as UTF-8");
+        }
+        assert_eq!(
+            syntax(b""),
+            "c.json:1:1: the file ends here, with nothing in it; the least configuration is `{}`"
+        );
+        assert_eq!(
+            syntax(b" \n\n"),
+            "c.json:3:1: the file ends here, with nothing in it; the least configuration is `{}`"
+        );
+        assert_eq!(syntax(b"\0"), "c.json:1:1: expected a value, found `\\0`");
+        assert_eq!(syntax(b"// only a comment"), "c.json:1:18: expected a value, but the file ends here");
     }
 
     #[test]

@@ -18,7 +18,6 @@
 
 use crate::cx::{Cx, Definition, Space};
 use crate::json::{Entry, Node, Value};
-use crate::nearest::did_you_mean;
 use crate::schema::Schema;
 use crate::value::OptionValue;
 
@@ -126,10 +125,12 @@ pub(crate) fn decode_fields(fields: &mut [FieldMut<'_>], keys: Keys<'_>, node: &
             continue;
         }
         let Some(field) = field_of(fields, keys, entry, cx) else { continue };
-        let earlier: Vec<&Node> = same_key(&entries[..index], entry).collect();
+        // The last one of a key decodes all of them.
         if same_key(&entries[index + 1..], entry).next().is_some() {
-            // The last one decodes all of them.
-        } else if entry.node.is_null() {
+            continue;
+        }
+        let earlier: Vec<&Node> = same_key(&entries[..index], entry).collect();
+        if entry.node.is_null() {
             field.value.decode_null(&entry.node, cx);
         } else if earlier.is_empty() {
             field.value.decode(&entry.node, cx);
@@ -173,7 +174,7 @@ fn field_of<'f, 'a>(
         return Some(&mut fields[index]);
     }
     let known = fields.iter().map(|field| field.key).chain(keys.elsewhere.iter().copied());
-    let hint = did_you_mean(&entry.key, known);
+    let hint = cx.did_you_mean(&entry.key, known);
     match keys.unknown {
         UnknownKeys::Refuse => cx.error(entry.key_place, format!("unknown field `{}`{hint}", entry.key)),
         UnknownKeys::Warn => {
@@ -272,7 +273,7 @@ pub(crate) fn kind_of<K: Kind>(node: &Node, key: &str, cx: &mut Cx<'_>) -> Optio
     if kind.is_none() {
         let all = K::all();
         let names: Vec<&str> = all.iter().map(K::name).collect();
-        let mut hint = did_you_mean(text, names.iter().copied());
+        let mut hint = cx.did_you_mean(text, names.iter().copied());
         if hint.is_empty() {
             hint = format!("; known are {}", names.join(", "));
         }

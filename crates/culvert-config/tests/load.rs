@@ -32,6 +32,66 @@ fn objects_give_their_own_options() {
     assert!(!format!("{options:?}").contains("secret"));
 }
 
+/// sing-box starts with these and fails at each connection.
+#[test]
+fn outbounds_without_a_server_are_told() {
+    let text = r#"{"outbounds": [
+  {"type": "direct", "tag": "d"},
+  {"type": "socks", "tag": "nowhere"},
+  {"type": "vmess", "tag": "half", "server": "a.test", "uuid": "b831381d-6324-4d53-ad4f-8cda48b30811"},
+  {"type": "ssh", "server": "a.test"},
+  {"type": "hysteria2", "server": "a.test", "server_ports": "2000:3000", "tls": {"enabled": true}},
+  {"type": "selector", "outbounds": ["d"]}
+]}"#;
+    let warnings = loaded(text).expect("a good configuration").warnings;
+    let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "c.json:3:3: outbounds[1] \"nowhere\": `server` is missing: there is nothing to connect to",
+            "c.json:3:3: outbounds[1] \"nowhere\": `server_port` is missing: there is nothing to connect to",
+            "c.json:4:3: outbounds[2] \"half\": `server_port` is missing: there is nothing to connect to",
+        ]
+    );
+}
+
+#[test]
+fn a_slip_of_the_pen_does_not_make_a_rule_refuse_everything() {
+    let rule = |rule: &str| std::format!("{{\"route\": {{\"rules\": [{rule}]}}}}");
+    assert_eq!(
+        errors(&rule(r#"{"domain_sufix": "a.test", "action": "reject"}"#)),
+        [
+            "c.json:1:23: route.rules[0].domain_sufix: without `domain_sufix` this rule has no condition: it would \
+             refuse everything",
+            "c.json:1:23: route.rules[0].domain_sufix: unknown field `domain_sufix` is ignored, did you mean \
+             `domain_suffix`?",
+        ]
+    );
+    // Who writes no condition at all means everything, and one that is left still holds most back.
+    for fine in [
+        r#"{"action": "reject"}"#,
+        r#"{"action": "reject", "method": "drop"}"#,
+        r#"{"domain_sufix": "a.test", "port": 25, "action": "reject"}"#,
+    ] {
+        loaded(&rule(fine)).expect(fine);
+    }
+}
+
+#[test]
+fn places_are_found_by_their_paths() {
+    let sources = [
+        Source::new("a.json", b"{\n\"outbounds\": [{\"type\": \"direct\"}]}"),
+        Source::new("b.json", b"{\"outbounds\": [\n {\"type\": \"socks\"}]}"),
+    ];
+    let place = |path| culvert_config::place_of(&sources, path);
+    assert_eq!(place("outbounds[0]").as_deref(), Some("a.json:2:15"));
+    assert_eq!(place("outbounds[1]").as_deref(), Some("b.json:2:2"));
+    assert_eq!(place("outbounds[1].type").as_deref(), Some("b.json:2:11"));
+    for nowhere in ["outbounds[2]", "outbounds[x]", "outbounds]", "inbounds[0]", "", "outbounds[0][0]"] {
+        assert_eq!(place(nowhere), None, "{nowhere}");
+    }
+}
+
 #[test]
 fn every_error_is_told_with_its_place() {
     let text = r#"{
@@ -117,7 +177,7 @@ fn syntax_errors_of_all_files_are_told() {
     let errors = load(&files).expect_err("both are broken");
     assert_eq!(
         errors.to_string(),
-        "a.json:3:7: expected `:` after the key, found `1`\nb.json:1:1: expected a value, but the file ends here"
+        "a.json:3:7: expected `:` after the key, found `1`\nb.json:1:1: the file ends here, with nothing in it; the least configuration is `{}`"
     );
     assert!(load(&[]).is_err());
 }

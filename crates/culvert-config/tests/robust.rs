@@ -113,3 +113,28 @@ fn many_mistakes_on_one_line_are_told_in_time() {
     );
     assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
 }
+
+#[test]
+fn many_mistakes_of_any_kind_are_told_in_time() {
+    let join = |item: &dyn Fn(usize) -> String| (0..20_000).map(item).collect::<Vec<_>>().join(",");
+    let outbounds = join(&|number| std::format!("{{\"type\": \"direct\", \"tag\": \"tag-{number}\"}}"));
+    let lost = join(&|number| std::format!("{{\"port\": 1, \"outbound\": \"lost-{number}\"}}"));
+    let cases = [
+        std::format!("{{\"outbounds\": [{outbounds}], \"route\": {{\"rules\": [{lost}]}}}}"),
+        std::format!("{{\"outbounds\": [{}]}}", join(&|_| "{\"type\": \"dirct\"}".to_owned())),
+        std::format!(
+            "{{\"outbounds\": [{{\"type\": \"direct\", {}}}]}}",
+            join(&|n| std::format!("\"k{n}\": 1"))
+        ),
+        std::format!("{{\"log\": {{{}}}}}", join(&|_| "\"level\": \"x\"".to_owned())),
+    ];
+    for text in &cases {
+        let start = std::time::Instant::now();
+        let findings = match load_with(&[Source::new("a.json", text.as_bytes())], &NoFiles) {
+            Ok(loaded) => loaded.warnings,
+            Err(errors) => errors,
+        };
+        assert!(!findings.is_empty() && findings.len() < 1_000);
+        assert!(start.elapsed().as_secs() < 10, "{:?} for {}", start.elapsed(), &text[..40]);
+    }
+}

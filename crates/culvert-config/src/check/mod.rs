@@ -7,6 +7,7 @@ mod dns;
 mod references;
 mod resolver;
 mod route;
+mod server;
 mod service;
 
 use crate::cx::Cx;
@@ -22,6 +23,7 @@ pub(crate) fn check(options: &Options, root: &Node, cx: &mut Cx<'_>) {
     dns::check(options, root, cx);
     resolver::check(options, root, cx);
     route::check(options, root, cx);
+    server::check(options, root, cx);
     service::check(options, root, cx);
 }
 

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::cx::{Cx, Definition, Missing, Space};
-use crate::nearest::did_you_mean;
 
 type Key<'a> = (Space, &'a str);
 
@@ -32,7 +31,7 @@ pub(crate) fn check(cx: &mut Cx<'_>) {
             (Some(_), _) => {}
             (None, _) => {
                 let same_space = definitions.iter().filter(|definition| definition.space == reference.space);
-                let hint = did_you_mean(&reference.tag, same_space.map(|definition| &*definition.tag));
+                let hint = cx.did_you_mean(&reference.tag, same_space.map(|definition| &*definition.tag));
                 let message = format!("there is no {} `{}`{hint}", reference.space.noun(), reference.tag);
                 match reference.missing {
                     Missing::Error => cx.error(reference.place, message),

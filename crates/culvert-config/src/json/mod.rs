@@ -250,6 +250,19 @@ impl Node {
         self.entry(key).map_or(self.place, |entry| entry.key_place)
     }
 
+    /// The node at a path such as `outbounds[0].tls`.
+    pub(crate) fn at_path(&self, path: &str) -> Option<&Node> {
+        let mut node = self;
+        for step in path.split('.') {
+            let (key, indices) = step.split_at(step.find('[').unwrap_or(step.len()));
+            node = node.get(key)?;
+            for index in indices.split_terminator(']') {
+                node = node.as_array()?.get(index.strip_prefix('[')?.parse::<usize>().ok()?)?;
+            }
+        }
+        Some(node)
+    }
+
     /// What kind of value this is, with its article, for messages.
     pub(crate) const fn kind(&self) -> &'static str {
         match self.value {

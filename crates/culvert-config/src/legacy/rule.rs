@@ -56,6 +56,7 @@ fn migrate_rule(rule: &mut Node, wanted: &mut Vec<(String, Place)>, report: &mut
         new.set("rule_set_ip_cidr_match_source", Node::bool(true));
     }
     wanted.extend(tags.iter().map(|tag| (tag.clone(), place)));
+    let entries: Vec<String> = tags.iter().map(|tag| write_line(&rule_set(tag))).collect();
     if !tags.is_empty() {
         let mut all = rule.texts("rule_set");
         all.extend(tags);
@@ -65,7 +66,11 @@ fn migrate_rule(rule: &mut Node, wanted: &mut Vec<(String, Place)>, report: &mut
     if new.is_zero() {
         return;
     }
-    report.warn(place, format!("`geosite` and `geoip` are now rule-sets: {}", write_line(&new)));
+    let mut message = format!("`geosite` and `geoip` are now rule-sets: {}", write_line(&new));
+    if !entries.is_empty() {
+        message.push_str(&format!(", with \"route\": {{\"rule_set\": [{}]}}", entries.join(", ")));
+    }
+    report.warn(place, message);
     // In front of the action, where a reader looks for conditions.
     if let (Some(entries), Some(added)) = (rule.as_object_mut(), new.at(place).as_object()) {
         let at = entries.iter().position(|entry| matches!(&*entry.key, "outbound" | "server" | "action"));

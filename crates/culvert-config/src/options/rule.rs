@@ -412,6 +412,11 @@ impl<M: Match> Condition<M> {
         }
     }
 
+    /// Whether it matches everything, or inverted nothing.
+    fn is_empty(&self) -> bool {
+        self.encode_entries().iter().all(|entry| entry.key == "invert")
+    }
+
     fn encode_entries(&self) -> Vec<Entry> {
         match self {
             Self::Fields(fields) => table::encode_fields(&**fields),
@@ -458,7 +463,7 @@ impl<M: Match> OptionValue for Condition<M> {
         let keys = Keys { elsewhere: &["type"], unknown: UnknownKeys::Refuse, exact };
         cx.without_empties(|cx| table::decode_fields(&mut fields, keys, node, cx));
         if cx.is_checking() && cx.report.errors() == errors {
-            if self.encode_entries().iter().all(|entry| entry.key == "invert") {
+            if self.is_empty() {
                 cx.error(node.place, "this rule has no conditions");
             }
             self.check(node, cx);
@@ -500,8 +505,20 @@ impl<M: Match, A: Kind> OptionValue for Rule<M, A> {
         let exact = fields.len();
         self.action.table_mut().fields_mut(&mut fields);
         let keys = Keys { elsewhere: &["type", "action"], unknown, exact };
+        let unknown = node.as_object().into_iter().flatten().find(|entry| {
+            let key = entry.key.as_str();
+            !keys.elsewhere.contains(&key)
+                && !fields.iter().any(|field| field.key.eq_ignore_ascii_case(key))
+                && !cx.counts_as_absent(&entry.node)
+        });
         cx.without_empties(|cx| table::decode_fields(&mut fields, keys, node, cx));
         if cx.is_checking() && cx.report.errors() == errors {
+            if let Some(entry) = unknown.filter(|_| self.condition.is_empty()) {
+                // Only rules that refuse come here, as sing-box ignores unknown fields in those.
+                let message =
+                    format!("without `{}` this rule has no condition: it would refuse everything", entry.key);
+                cx.error(entry.key_place, message);
+            }
             self.condition.check(node, cx);
             self.action.table().check(node, cx);
         }
