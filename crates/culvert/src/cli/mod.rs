@@ -38,6 +38,7 @@ struct Cli {
 
 /// Flags that may stand before or after the command.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Options of all commands")]
 struct Global {
     /// Configuration file; may be given many times. `stdin` reads standard input.
     #[arg(short, long = "config", value_name = "PATH", global = true)]

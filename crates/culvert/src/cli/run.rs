@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
 
 use super::{Failure, Global, refused, report, sources};
-use crate::instance::{Instance, InstanceError};
+use crate::instance::{BuildErrors, Instance, InstanceError};
 use crate::log;
 
 /// What runs when nothing is configured.
@@ -21,10 +21,10 @@ pub(super) fn execute(global: &Global) -> Result<(), Failure> {
     let open_files = culvert_os::process::raise_open_files_limit().unwrap_or(1024);
     // Asked once: a file that is gone for a moment at a reload must not mean that nothing was ever configured.
     let built_in = sources::is_nothing_given(global);
-    let loaded = load(global, built_in)?;
-    configure_log(&loaded)?;
+    let config = Config::load(global, built_in)?;
+    configure_log(&config.loaded)?;
     let runtime = runtime().map_err(|error| Failure(format!("start runtime: {error}")))?;
-    runtime.block_on(serve(global, built_in, loaded, open_files, begun))
+    runtime.block_on(serve(global, built_in, config, open_files, begun))
 }
 
 /// Workers as there are cores; a single core needs no second thread.
@@ -34,13 +34,46 @@ fn runtime() -> std::io::Result<Runtime> {
     builder.worker_threads(cores).enable_all().build()
 }
 
-fn load(global: &Global, built_in: bool) -> Result<Loaded, Failure> {
-    let sources = if built_in {
-        vec![Source::new("built-in configuration", DEFAULT.as_bytes())]
-    } else {
-        sources::read(global)?
-    };
-    culvert_config::load(&sources).map_err(|findings| refused(&findings))
+/// A configuration, with the text it was read from as long as places in it may have to be named.
+struct Config {
+    loaded: Loaded,
+    sources: Vec<Source>,
+}
+
+impl Config {
+    fn load(global: &Global, built_in: bool) -> Result<Self, Failure> {
+        let sources = if built_in {
+            vec![Source::new("built-in configuration", DEFAULT.as_bytes())]
+        } else {
+            sources::read(global)?
+        };
+        let loaded = culvert_config::load(&sources).map_err(|findings| refused(&findings))?;
+        Ok(Self { loaded, sources })
+    }
+
+    /// Makes all objects and opens their sockets. What stands in the way is told, every reason a line.
+    async fn start(&self, open_files: u64) -> Result<Instance, Failure> {
+        let failed = |error: InstanceError| match error {
+            InstanceError::Build(errors) => Failure(format!("start service: {}", self.tell(&errors))),
+            error => Failure(format!("start service: {}", Chain(&error))),
+        };
+        let mut instance =
+            Instance::build(&self.loaded.options, open_files).map_err(|errors| failed(errors.into()))?;
+        instance.start().await.map_err(failed)?;
+        Ok(instance)
+    }
+
+    /// Logs all reasons, if there are several, and sums them up.
+    fn tell(&self, errors: &BuildErrors) -> String {
+        let mut reasons: Vec<_> = errors.iter().map(|reason| placed(reason, &self.sources)).collect();
+        match &mut *reasons {
+            [only] => std::mem::take(only),
+            _ => {
+                reasons.iter().for_each(|reason| error!("{reason}"));
+                format!("{} things stand in the way", reasons.len())
+            }
+        }
+    }
 }
 
 fn configure_log(loaded: &Loaded) -> Result<(), Failure> {
@@ -50,17 +83,11 @@ fn configure_log(loaded: &Loaded) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn start(loaded: &Loaded, open_files: u64) -> Result<Instance, InstanceError> {
-    let mut instance = Instance::build(&loaded.options, open_files)?;
-    instance.start().await?;
-    Ok(instance)
-}
-
 /// Runs until it is told to stop, through any number of reloads.
 async fn serve(
     global: &Global,
     built_in: bool,
-    mut loaded: Loaded,
+    config: Config,
     open_files: u64,
     begun: Instant,
 ) -> Result<(), Failure> {
@@ -68,7 +95,8 @@ async fn serve(
     let mut reload = signal(SignalKind::hangup()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    let mut instance = start(&loaded, open_files).await.map_err(|error| start_failure(&error))?;
+    let mut instance = config.start(open_files).await?;
+    let Config { mut loaded, sources: _ } = config;
     if built_in {
         let places: Vec<_> = instance.listening().iter().map(|(_, address)| address.to_string()).collect();
         info!("no configuration given: serving SOCKS and HTTP on {}, straight out", places.join(" and "));
@@ -94,12 +122,12 @@ async fn serve(
 }
 
 /// The configuration as it now is, if it is any good.
-fn load_again(global: &Global, built_in: bool) -> Option<Loaded> {
-    let next = load(global, built_in).and_then(|next| {
+fn load_again(global: &Global, built_in: bool) -> Option<Config> {
+    let next = Config::load(global, built_in).and_then(|next| {
         // Whatever can be known without opening sockets is known before the running instance is touched.
-        match Instance::build(&next.options, u64::MAX) {
+        match Instance::build(&next.loaded.options, u64::MAX) {
             Ok(_) => Ok(next),
-            Err(errors) => Err(Failure::new(errors)),
+            Err(errors) => Err(Failure(next.tell(&errors))),
         }
     });
     match next {
@@ -112,35 +140,58 @@ fn load_again(global: &Global, built_in: bool) -> Option<Loaded> {
 }
 
 /// Starts the new configuration, or else the old one again.
-async fn replace(old: Loaded, next: Loaded, open_files: u64) -> Result<(Instance, Loaded), Failure> {
-    let started = match configure_log(&next) {
-        Ok(()) => start(&next, open_files).await.map_err(|error| start_failure(&error)),
+async fn replace(old: Loaded, next: Config, open_files: u64) -> Result<(Instance, Loaded), Failure> {
+    let started = match configure_log(&next.loaded) {
+        Ok(()) => next.start(open_files).await,
         Err(failure) => Err(failure),
     };
     match started {
         Ok(instance) => {
             info!("culvert reloaded");
-            if next.options.log.disabled {
+            if next.loaded.options.log.disabled {
                 log::silence();
             }
-            Ok((instance, next))
+            Ok((instance, next.loaded))
         }
         Err(Failure(message)) => {
             configure_log(&old)?;
             error!("reload service: {message}; going back to the configuration before");
-            let instance = start(&old, open_files).await.map_err(|error| start_failure(&error))?;
-            Ok((instance, old))
+            let old = Config { loaded: old, sources: Vec::new() };
+            Ok((old.start(open_files).await?, old.loaded))
         }
     }
 }
 
-/// Every reason a line, then the FATAL one.
-fn start_failure(error: &InstanceError) -> Failure {
-    match error {
-        InstanceError::Build(errors) if errors.len() > 1 => {
-            errors.iter().for_each(|reason| error!("{reason}"));
-            Failure(format!("start service: {} things stand in the way", errors.len()))
+/// `reason` behind the file, line and column of the object it speaks of, which it names by its path: `outbounds[3]`.
+pub(super) fn placed(reason: &str, sources: &[Source]) -> String {
+    let place = path_in(reason).and_then(|path| culvert_config::place_of(sources, path));
+    place.map_or_else(|| reason.to_owned(), |place| format!("{place}: {reason}"))
+}
+
+/// The first path to an item of a list.
+fn path_in(reason: &str) -> Option<&str> {
+    reason.match_indices('[').find_map(|(at, _)| {
+        let is_key = |char: char| char.is_ascii_lowercase() || matches!(char, '_' | '.');
+        let start = reason[..at].trim_end_matches(is_key).len();
+        let digits = reason[at + 1..].find(']').filter(|&length| length > 0)?;
+        let is_index = reason[at + 1..at + 1 + digits].bytes().all(|byte| byte.is_ascii_digit());
+        (start < at && is_index).then(|| &reason[start..at + digits + 2])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_get_the_place_of_what_they_speak_of() {
+        let text = b"{\n  \"inbounds\": [\n    {\"type\": \"tun\"}\n  ]\n}";
+        let sources = [Source::new("c.json", text)];
+        let told = |reason| placed(reason, &sources);
+        assert_eq!(told("inbounds[0] \"a[1]\": no"), "c.json:3:5: inbounds[0] \"a[1]\": no");
+        assert_eq!(told("type `tun` (inbounds[0]) no"), "c.json:3:5: type `tun` (inbounds[0]) no");
+        for placeless in ["inbounds[7]: no", "`ntp` is not built yet", "[0] [] a[x]", ""] {
+            assert_eq!(told(placeless), placeless);
         }
-        error => Failure(format!("start service: {}", Chain(error))),
     }
 }

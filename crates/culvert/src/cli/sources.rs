@@ -53,9 +53,14 @@ fn entries(directory: &str) -> Result<Vec<String>, Failure> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_some_and(|extension| extension == "json") && !path.is_dir() {
-            paths.push(path.to_string_lossy().into_owned());
+        if path.extension().is_none_or(|extension| extension != "json") || path.is_dir() {
+            continue;
         }
+        // Reading a pipe would wait for a writer. One that is meant can be named with `-c`.
+        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(Failure(format!("read config at {}: not a regular file", path.display())));
+        }
+        paths.push(path.to_string_lossy().into_owned());
     }
     Ok(paths)
 }

@@ -23,7 +23,10 @@ pub(super) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     }
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     let link = if cfg!(target_feature = "crt-static") { "static" } else { "dynamic" };
-    let protocols: Vec<_> = culvert_protocols::TABLE.iter().map(|protocol| protocol.name).collect();
+    // What a configuration can name as a type; the others are parts of several protocols.
+    let has_type = |protocol: &&&Protocol| protocol.inbound.is_some() || protocol.outbound.is_some();
+    let protocols: Vec<_> =
+        culvert_protocols::TABLE.iter().filter(has_type).map(|protocol| protocol.name).collect();
     let text = format!(
         "culvert version {SHORT}\n\nEnvironment: {os}/{arch} {link}\nFollows: sing-box {FOLLOWS}\nProtocols: {}\n",
         protocols.join(",")

@@ -64,6 +64,40 @@ fn check_names_every_error_with_its_place() {
     });
 }
 
+/// sing-box takes these, and fails at each connection.
+#[test]
+fn outbound_without_a_server_is_named_with_its_place() {
+    run(async {
+        let program = culvert();
+        let directory = TempDir::new()?;
+        let config = r#"{
+  "outbounds": [
+    { "type": "socks", "tag": "nowhere" },
+    { "type": "http", "tag": "half", "server": "127.0.0.1" }
+  ]
+}"#;
+        directory.write("config.json", config)?;
+        let launch = |command| program.launch([command, "--disable-color"]).directory(directory.path()).run();
+        let checked = launch("check").await?;
+        ensure!(checked.code == Some(0), "{checked:?}");
+        let ran = launch("run").await?;
+        ensure!(ran.code == Some(1), "{ran:?}");
+        for finished in [&checked, &ran] {
+            for part in [
+                "WARN[0000] config.json:3:5: outbounds[0] \"nowhere\": `server` is missing",
+                "WARN[0000] config.json:3:5: outbounds[0] \"nowhere\": `server_port` is missing",
+                "WARN[0000] config.json:4:5: outbounds[1] \"half\": `server_port` is missing",
+            ] {
+                ensure!(finished.stderr.contains(part), "{part:?} is missing in:\n{}", finished.stderr);
+            }
+        }
+        let fatal =
+            "FATAL[0000] start service: config.json:3:5: outbounds[0] \"nowhere\": server: it is missing";
+        ensure!(ran.stderr.contains(fatal), "{}", ran.stderr);
+        Ok(())
+    });
+}
+
 #[test]
 fn unreadable_config_is_an_error() {
     run(async {
@@ -90,6 +124,10 @@ fn version_is_printed() {
         ensure!(finished.code == Some(0) && version.split('.').count() >= 3, "{finished:?}");
         let finished = program.launch(["version"]).run().await?;
         ensure!(finished.code == Some(0) && finished.stdout.contains(&version), "{finished:?}");
+        let protocols = finished.stdout.lines().find_map(|line| line.strip_prefix("Protocols: "));
+        let protocols: Vec<_> = protocols.ok_or("no protocols")?.split(',').collect();
+        ensure!(protocols.contains(&"socks"), "{protocols:?}");
+        ensure!(!protocols.contains(&"uot"), "no inbound and no outbound is of that type: {protocols:?}");
         Ok(())
     });
 }
@@ -105,6 +143,11 @@ fn usage_errors_are_told() {
         }
         let finished = program.launch(["--help"]).run().await?;
         ensure!(finished.code == Some(0) && finished.stdout.contains("run"), "{finished:?}");
+        let finished = program.launch(["format", "--help"]).run().await?;
+        let (own, shared) =
+            finished.stdout.split_once("Options of all commands:").ok_or("one heap of options")?;
+        ensure!(own.contains("--write") && !own.contains("--config"), "{own}");
+        ensure!(shared.contains("--config") && !shared.contains("--write"), "{shared}");
         Ok(())
     });
 }
@@ -179,6 +222,39 @@ fn reload_takes_a_good_config_and_leaves_a_bad_one() {
     });
 }
 
+#[test]
+fn reload_tells_each_reason_on_a_line_with_its_place() {
+    run(async {
+        let port = Port::reserve()?;
+        let mut peer = culvert().serve(&config(&port)).await?;
+        let file = peer.directory().ok_or("no directory")?.join("config.json");
+        let mistyped =
+            "{\n  \"inbounds\": [\n    { \"type\": \"nonsense\" },\n    { \"type\": \"mixd\" }\n  ]\n}";
+        let impossible =
+            "{\n  \"outbounds\": [\n    { \"type\": \"socks\" },\n    { \"type\": \"http\" }\n  ]\n}";
+        for (bad, reasons, sum) in [
+            (mistyped, ["inbounds[0].type", "inbounds[1].type"], "2 errors in the configuration"),
+            (impossible, ["outbounds[0]", "outbounds[1]"], "2 things stand in the way"),
+        ] {
+            std::fs::write(&file, bad)?;
+            let seen = peer.log().count();
+            peer.signal("HUP").await?;
+            for (reason, place) in reasons.into_iter().zip(["config.json:3:", "config.json:4:"]) {
+                let tells = |line: &str| {
+                    line.contains("ERROR")
+                        && line.contains(place)
+                        && line.contains(reason)
+                        && !line.contains("; ")
+                };
+                peer.log().line_after(seen, tells).await?;
+            }
+            let sums_up = |line: &str| line.contains("reload service") && line.contains(sum);
+            peer.log().line_after(seen, sums_up).await?;
+        }
+        Ok(())
+    });
+}
+
 /// An editor may take the file away for a moment. That must not turn a client into a proxy that goes straight out.
 #[test]
 fn reload_without_the_default_file_keeps_what_runs() {
@@ -236,6 +312,30 @@ fn directories_of_configs_are_merged() {
         directory.write("conf/20-b.json", inbounds(&second, "a"))?;
         let finished = program.launch(["check", "-C", "conf"]).directory(directory.path()).run().await?;
         ensure!(finished.code == Some(1), "{finished:?}");
+        Ok(())
+    });
+}
+
+/// A pipe has no end until somebody writes. It is refused where it was not named, and read where it was.
+#[test]
+fn pipes_in_directories_hold_up_nobody() {
+    run(async {
+        let program = culvert();
+        let directory = TempDir::new()?;
+        directory.write("conf/10-a.json", "{}")?;
+        let pipe = directory.path().join("conf/20-b.json").display().to_string();
+        ensure!(Program::named("mkfifo").launch([&*pipe]).run().await?.code == Some(0), "no pipe");
+        let check = |arguments: [&str; 3]| program.launch(arguments).directory(directory.path()).run();
+        let finished = tokio::time::timeout(STEP, check(["check", "-C", "conf"])).await??;
+        ensure!(finished.code == Some(1), "{finished:?}");
+        ensure!(finished.stderr.contains("conf/20-b.json: not a regular file"), "{finished:?}");
+        let writer = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::write(pipe, "{}")
+        });
+        let finished = tokio::time::timeout(STEP, check(["check", "-c", &pipe])).await??;
+        ensure!(finished.code == Some(0), "{finished:?}");
+        writer.join().map_err(|_| "the writer panicked")??;
         Ok(())
     });
 }
