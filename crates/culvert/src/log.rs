@@ -228,10 +228,19 @@ impl Logger {
         if let Some(conn) = fields.conn {
             let _ = write!(line, "[{conn:010} {}] ", Age(fields.age_ms.unwrap_or(0)));
         }
-        line.push_str(&fields.message);
+        for char in fields.message.chars() {
+            if deceives(char) { line.extend(char.escape_unicode()) } else { line.push(char) }
+        }
         line.push('\n');
         line
     }
+}
+
+/// Whether a character makes a terminal show something else than what is written: a line of its own, other colours, the
+/// rest of the line backwards. Names that strangers ask for are in the log.
+fn deceives(char: char) -> bool {
+    char.is_control()
+        || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `3ms`, `1.2s`, `5m12s`, as sing-box shows the age of a connection.
@@ -255,7 +264,16 @@ fn json(level: &str, fields: &Fields) -> String {
     object.extend(fields.age_ms.map(|age| ("age_ms".into(), age.into())));
     object.insert("message".into(), fields.message.clone().into());
     object.extend(fields.others.iter().cloned());
-    let mut line = serde_json::Value::Object(object).to_string();
+    let text = serde_json::Value::Object(object).to_string();
+    let mut line = String::with_capacity(text.len() + 1);
+    for char in text.chars() {
+        // Such a character can only stand in a string, where JSON has this for it.
+        if deceives(char) {
+            let _ = write!(line, "\\u{:04x}", char as u32);
+        } else {
+            line.push(char);
+        }
+    }
     line.push('\n');
     line
 }
@@ -392,6 +410,20 @@ mod tests {
         assert_eq!(at(0).rfc3339(), "1970-01-01T00:00:00.007Z");
         assert_eq!(at(951_782_400).spaced(), "2000-02-29 00:00:00");
         assert_eq!(at(1_796_048_783).spaced(), "2026-11-30 14:26:23");
+    }
+
+    #[test]
+    fn names_cannot_forge_what_a_terminal_shows() {
+        let name = "a\u{202e}moc.elgoog\u{9b}31m\n\u{1b}[2J é 🇩🇪";
+        let fields = Fields { message: name.into(), ..Fields::default() };
+        let settings =
+            Settings { output: Output::Stderr, format: Format::Text, timestamp: true, color: false, lost: 0 };
+        let line = logger().text(&settings, "INFO", "", &fields);
+        assert!(line.ends_with("a\\u{202e}moc.elgoog\\u{9b}31m\\u{a}\\u{1b}[2J é 🇩🇪\n"), "{line}");
+        let line = json("INFO", &fields);
+        assert!(line.trim_end().chars().all(|char| !deceives(char)), "{line}");
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(value["message"], name);
     }
 
     #[test]
