@@ -213,8 +213,10 @@ impl Handshakes {
         if let Some(task) = entry.task.get() {
             task.abort();
         }
-        if let Some(more) = self.throttle.allow() {
-            tracing::info!(held_back = more, "{why} ({more} more such lines held back)");
+        match self.throttle.allow() {
+            Some(0) => tracing::info!(held_back = 0, "{why}"),
+            Some(more) => tracing::info!(held_back = more, "{why} ({more} more such lines held back)"),
+            None => {}
         }
     }
 
@@ -288,6 +290,9 @@ where
         match decode(&mut reader) {
             Ok(message) => {
                 let used = reader.position();
+                if used > max {
+                    return Err(ServeError::Invalid("length"));
+                }
                 early.advance(used);
                 return Ok(message);
             }

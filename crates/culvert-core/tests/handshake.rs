@@ -2,14 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers of tests are tests too")]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use culvert_core::handshake::{Handshakes, Limits, read_message};
-use culvert_core::{BoxStream, ServeError};
+use culvert_core::handshake::{Handshake, Handshakes, Limits, read_message};
+use culvert_core::{
+    BoxStream, Dispatch, Flows, Incoming, Io, Network, ServeError, Session, SessionId, StreamServer, Tag,
+};
 use culvert_wire::{BufChain, DecodeError};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn limits(total: usize, per_network: usize) -> Limits {
     Limits { time: Duration::from_secs(15), total, per_network }
@@ -88,6 +90,72 @@ async fn a_message_is_read_in_any_pieces_and_the_rest_is_kept() {
     let rest = read_message(&mut conn, &mut early, 100, |r| r.take(4).map(<[u8]>::to_vec));
     assert_eq!(rest.await.unwrap(), b"rest");
     drop(client);
+}
+
+#[tokio::test]
+async fn a_message_longer_than_allowed_is_refused_also_when_it_comes_at_once() {
+    let (mut client, server) = tokio::io::duplex(64);
+    let mut conn: BoxStream = Box::new(server);
+    client.write_all(&[7; 20]).await.unwrap();
+    for (length, fits) in [(17, false), (16, true)] {
+        let mut early = BufChain::copied(&[7; 20]);
+        let read = read_message(&mut conn, &mut early, 16, |r| r.take(length).map(<[u8]>::to_vec)).await;
+        assert_eq!(read.is_ok(), fits);
+    }
+}
+
+/// Serves nobody: it waits for a request that does not come.
+struct Patient;
+
+#[async_trait::async_trait]
+impl StreamServer for Patient {
+    async fn serve(
+        &self,
+        mut conn: BoxStream,
+        _session: Session,
+        _handshake: Handshake,
+        _dispatch: &Dispatch,
+    ) -> Result<(), ServeError> {
+        let mut early = BufChain::new();
+        read_message::<_, ()>(&mut conn, &mut early, 16, |_| Err(DecodeError::Incomplete)).await
+    }
+}
+
+/// A client that was handed on by another inbound (`detour`) has no more time there than one that came by itself.
+#[tokio::test(start_paused = true)]
+async fn handshakes_of_injected_streams_end() {
+    let handshakes = Handshakes::new(limits(10, 10));
+    let sweep = {
+        let handshakes = Arc::clone(&handshakes);
+        tokio::spawn(async move { handshakes.sweep().await })
+    };
+    let dispatch = Dispatch::new(Flows::new(), Arc::clone(&handshakes), 10).injecting(Arc::new(Patient));
+    let (mut client, server) = tokio::io::duplex(64);
+    let source = SocketAddr::from(([192, 0, 2, 1], 1));
+    dispatch.submit(Incoming {
+        session: Session {
+            id: SessionId::next(),
+            network: Network::Tcp,
+            inbound: Tag::new("direct", "outer"),
+            user: None,
+            source,
+            target: source.into(),
+            sniffed: None,
+            alpn: None,
+        },
+        io: Io::Stream(Box::new(server)),
+        early: BufChain::copied(b"the first byte"),
+        reply: None,
+        udp_timeout: None,
+    });
+    tokio::time::sleep(Duration::from_secs(14)).await;
+    assert_eq!(handshakes.len(), 1, "it is still waited for");
+    // Trickling does not help.
+    client.write_all(b"x").await.unwrap();
+    let left = tokio::time::timeout(Duration::from_secs(3), client.read(&mut [0])).await;
+    assert_eq!(left.expect("it must not be kept").unwrap(), 0);
+    assert!(handshakes.is_empty());
+    sweep.abort();
 }
 
 #[tokio::test]

@@ -190,8 +190,7 @@ fn forward(method: &str, uri: &str, version: Version, body: Body, headers: &Head
     let (authority, path) = rest.split_at(end);
     let path = path.split_once('#').map_or(path, |(path, _)| path);
     let Some(target) = parse_authority(authority) else { return Ask::Nothing("host of the request") };
-    let upgrade = headers.all("connection").any(|value| value.trim_ascii().eq_ignore_ascii_case(b"upgrade"))
-        && headers.all("upgrade").next().is_some();
+    let upgrade = headers.lists("connection", "upgrade") && headers.all("upgrade").next().is_some();
 
     let mut head = Vec::with_capacity(512);
     head.extend(method.bytes());
@@ -313,7 +312,8 @@ pub fn decode_status(r: &mut Reader<'_>) -> Result<u16, DecodeError> {
 
 fn complete(parsed: httparse::Result<usize>, bytes: &[u8]) -> Result<usize, DecodeError> {
     match parsed {
-        Ok(httparse::Status::Complete(len)) => Ok(len),
+        Ok(httparse::Status::Complete(len)) if len <= MAX_HEAD => Ok(len),
+        Ok(httparse::Status::Complete(_)) => Err(DecodeError::Invalid("head: too long")),
         Ok(httparse::Status::Partial) if bytes.len() >= MAX_HEAD => {
             Err(DecodeError::Invalid("head: too long"))
         }

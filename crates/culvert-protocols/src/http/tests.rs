@@ -94,6 +94,16 @@ fn requests_are_rewritten_for_the_origin() {
         "GET http://a/ws HTTP/1.1\r\nHost: a\r\nconnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n",
     );
     assert!(head.ends_with("Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"), "{head}");
+    for (options, upgrades) in [("keep-alive, Upgrade", true), ("UPGRADE,x", true), ("keep-alive", false)] {
+        let (_, head) = forwarded(&format!(
+            "GET http://a/ws HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\nUpgrade: websocket\r\n\r\n"
+        ));
+        assert_eq!(
+            head.ends_with("Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"),
+            upgrades,
+            "{options}: {head}"
+        );
+    }
 }
 
 #[test]
@@ -582,6 +592,19 @@ async fn what_is_no_request_is_answered() {
     client.write_all(b"GET http://a/ HTTP/1.1\r\nX: ").await.unwrap();
     let _ = client.write_all(&vec![b'a'; MAX_HEAD + 100]).await;
     assert!(read_head(&mut client).await.starts_with("HTTP/1.1 400 "));
+}
+
+#[test]
+fn the_longest_head_is_the_limit_also_when_it_is_all_there() {
+    let start = "GET http://a/ HTTP/1.1\r\nX: ";
+    for (length, fits) in [(MAX_HEAD, true), (MAX_HEAD + 1, false)] {
+        let head = format!("{start}{}\r\n\r\n", "a".repeat(length - start.len() - 4));
+        assert_eq!(head.len(), length);
+        assert_eq!(Request::decode(&mut Reader::new(head.as_bytes())).is_ok(), fits);
+        let head = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "a".repeat(length - 24));
+        assert_eq!(head.len(), length);
+        assert_eq!(Response::decode(&mut Reader::new(head.as_bytes()), false, true).is_ok(), fits);
+    }
 }
 
 #[tokio::test(start_paused = true)]
