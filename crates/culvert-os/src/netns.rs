@@ -7,7 +7,7 @@
 //! Names are those of ip-netns(8): a plain name is a file under `/var/run/netns`, anything with a slash is a path, such as
 //! `/proc/1234/ns/net`. The file is opened each time, so a namespace that was deleted and made again is found.
 //!
-//! Entering a namespace needs CAP_SYS_ADMIN.
+//! Entering a namespace, or making one, needs CAP_SYS_ADMIN.
 
 use std::fs::File;
 use std::io;
@@ -38,6 +38,22 @@ pub fn within<T: Send>(name: &str, create: impl FnOnce() -> T + Send) -> Result<
             thread::Builder::new().name("netns".into()).spawn_scoped(scope, entered).map_err(fault)?;
         helper.join().unwrap_or_else(|panic| resume_unwind(panic)).map_err(fault)
     })
+}
+
+/// Moves the calling thread, and with it all threads and programs that it starts from then on, to a new network namespace
+/// in which there is nothing but a loopback interface, up and unused.
+///
+/// It is for tests and benchmarks. There, a loopback shared with the rest of the machine carries its packet filter too, and
+/// the table of a filter that follows connections is full after a few hundred thousand short ones: it then drops what would
+/// open further ones, and dials take seconds.
+///
+/// # Errors
+/// Namespaces are not permitted here (CAP_SYS_ADMIN), or not known. The thread then is where it was, or, if only the
+/// loopback could not be set up, without a network.
+pub fn isolate_thread() -> io::Result<()> {
+    sys::new_network_namespace()?;
+    let any = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
+    sys::set_up(any.as_fd(), c"lo")
 }
 
 fn file(name: &str) -> PathBuf {
@@ -89,6 +105,28 @@ mod tests {
         let result = within(&name, current_network);
         Command::new("ip").args(["netns", "delete", &name]).status().unwrap();
         assert_ne!(result.unwrap(), current_network());
+    }
+
+    #[test]
+    fn an_isolated_thread_has_a_loopback_of_its_own_and_passes_it_on() {
+        thread::scope(|scope| {
+            let test = || {
+                let outside = current_network();
+                if let Err(error) = isolate_thread() {
+                    return eprintln!("SKIPPED an_isolated_thread_has_a_loopback_of_its_own: {error}");
+                }
+                let inside = current_network();
+                assert_ne!(inside, outside);
+                for loopback in LOOPBACKS {
+                    let listener = TcpListener::bind(loopback).unwrap();
+                    TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                }
+                assert_eq!(thread::spawn(current_network).join().unwrap(), inside, "a thread inherits it");
+                let link = Command::new("readlink").arg("/proc/self/ns/net").output().unwrap().stdout;
+                assert_eq!(Path::new(str::from_utf8(&link).unwrap().trim()), inside, "a program too");
+            };
+            scope.spawn(test).join().unwrap_or_else(|panic| resume_unwind(panic));
+        });
     }
 
     #[test]

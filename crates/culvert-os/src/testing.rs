@@ -56,28 +56,14 @@ pub(crate) fn when_readable<T>(socket: &impl AsFd, mut call: impl FnMut() -> io:
 pub(crate) fn in_fresh_network(name: &str, test: impl FnOnce() + Send) {
     thread::scope(|scope| {
         let run = || {
-            // SAFETY: takes an integer; only this thread, which ends with the test, is moved.
-            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-                eprintln!("SKIPPED {name}: no network namespaces here: {}", io::Error::last_os_error());
+            if let Err(error) = crate::netns::isolate_thread() {
+                eprintln!("SKIPPED {name}: no network namespaces here: {error}");
                 return;
             }
-            loopback_up();
             test();
         };
         scope.spawn(run).join().unwrap_or_else(|panic| resume_unwind(panic));
     });
-}
-
-fn loopback_up() {
-    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-    // SAFETY: a C struct of integers, arrays and a union of such, for which all zeroes is a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_name[0] = b'l' as _;
-    request.ifr_name[1] = b'o' as _;
-    request.ifr_ifru.ifru_flags = libc::IFF_UP as _;
-    // SAFETY: SIOCSIFFLAGS reads one ifreq.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request) };
-    assert_eq!(result, 0, "{}", io::Error::last_os_error());
 }
 
 /// The network namespace of the calling thread, such as `net:[4026531840]`.

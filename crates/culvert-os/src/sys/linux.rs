@@ -204,6 +204,28 @@ pub(crate) fn enter_network_namespace(namespace: BorrowedFd<'_>) -> io::Result<(
     check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
 }
 
+/// unshare(2) with CLONE_NEWNET: gives the calling thread, and no other, a new namespace.
+pub(crate) fn new_network_namespace() -> io::Result<()> {
+    // SAFETY: takes an integer. Only the kernel's view of this thread changes.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET) }).map(drop)
+}
+
+/// SIOCSIFFLAGS, netdevice(7): sets an interface up, with no other flag. `socket` is any of the namespace.
+pub(crate) fn set_up(socket: BorrowedFd<'_>, interface: &CStr) -> io::Result<()> {
+    // SAFETY: a C struct of integers, arrays and a union of such, for which all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let name = interface.to_bytes_with_nul();
+    if name.len() > request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name) {
+        *to = from.cast_signed() as _;
+    }
+    request.ifr_ifru.ifru_flags = libc::IFF_UP as _;
+    // SAFETY: SIOCSIFFLAGS reads one ifreq.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as libc::Ioctl, &request) }).map(drop)
+}
+
 /// getrlimit(2) and setrlimit(2) for RLIMIT_NOFILE: soft up to hard. Returns the soft limit that holds afterwards.
 pub(crate) fn raise_open_files_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

@@ -116,6 +116,14 @@ pub(crate) fn enter_network_namespace(_: BorrowedFd<'_>) -> io::Result<()> {
     unsupported()
 }
 
+pub(crate) fn new_network_namespace() -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn set_up(_: BorrowedFd<'_>, _: &CStr) -> io::Result<()> {
+    unsupported()
+}
+
 pub(crate) fn raise_open_files_limit() -> io::Result<u64> {
     unsupported()
 }

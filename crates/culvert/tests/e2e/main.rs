@@ -57,8 +57,12 @@ fn culvert() -> Program {
     Program::culvert(env!("CARGO_BIN_EXE_culvert"))
 }
 
-/// Runs the body of a test on a runtime of its own, so that every child is started by the test's thread.
+/// Runs the body of a test on a runtime of its own, so that every child is started by the test's thread, and where that is
+/// permitted in a network of its own.
 fn run<F: Future<Output = culvert_testkit::Result>>(test: F) {
+    if let Err(error) = culvert_os::netns::isolate_thread() {
+        eprintln!("the test shares the machine's loopback: {error}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     if let Err(error) = runtime.block_on(test) {
         panic!("{error}");
