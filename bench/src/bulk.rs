@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::chain::{Chain, PerEnd};
 use crate::failure::Failure;
-use crate::procfs::{CpuSample, SystemCpu};
+use crate::procfs::{CpuSample, SystemCpu, softirq_threads};
 use crate::target::{self, Target, WRITE};
 use crate::verify;
 use crate::wire::{Header, Op};
@@ -47,9 +47,11 @@ pub(crate) struct Measured {
     pub(crate) time: Duration,
     /// What the programs used.
     pub(crate) cpu: PerEnd<Duration>,
+    /// What the kernel's softirq threads used.
+    pub(crate) softirq_cpu: Duration,
     /// What this load generator itself used.
     pub(crate) generator_cpu: Duration,
-    /// What others used meanwhile, in percent of all processors' time.
+    /// What others than all of these used meanwhile, in percent of all processors' time.
     pub(crate) foreign_percent: f64,
 }
 
@@ -93,13 +95,25 @@ impl<'a> Bulk<'a> {
             streams: Vec::with_capacity(count),
             shared: Arc::default(),
         };
-        let payload = verify::noise(WRITE);
-        for number in 0..count {
-            bulk.open(number, Arc::clone(&payload)).map_err(|error| Failure::Streams {
+        // All connections stand before the first one moves anything: a handshake takes very long on a machine that is
+        // full of transfers, whatever the program.
+        let failed = |number: usize| {
+            move |error: io::Error| Failure::Streams {
                 count: count - number,
                 of: count,
                 first: error.to_string(),
-            })?;
+            }
+        };
+        let mut sockets = Vec::with_capacity(count);
+        for number in 0..count {
+            sockets.push(bulk.connect(number).map_err(failed(number))?);
+        }
+        for (number, socket) in sockets.iter_mut().enumerate() {
+            bulk.announce(number, socket).map_err(failed(number))?;
+        }
+        let payload = verify::noise(WRITE);
+        for (number, socket) in sockets.into_iter().enumerate() {
+            bulk.begin(socket, Arc::clone(&payload)).map_err(failed(number))?;
         }
         let begun = Instant::now();
         let still = |bulk: &Self| bulk.moved().iter().filter(|bytes| **bytes == 0).count();
@@ -123,17 +137,18 @@ impl<'a> Bulk<'a> {
         let own = std::process::id();
         let generator = || CpuSample::take(own).unwrap_or_default();
         let (began, moved, cpu, own_cpu) = (Instant::now(), self.moved(), self.chain.cpu()?, generator());
-        let system = SystemCpu::take();
+        let (system, softirqs) = (SystemCpu::take(), softirq_threads());
         self.run_for(window)?;
         let (time, moved_later, cpu_later) = (began.elapsed(), self.moved(), self.chain.cpu()?);
         let generator_cpu = generator().since(&own_cpu);
         let cpu = cpu_later.since(&cpu);
-        let ours = generator_cpu + cpu.iter().sum::<Duration>();
+        let softirq_cpu = softirq_threads().saturating_sub(softirqs);
+        let ours = generator_cpu + softirq_cpu + cpu.iter().sum::<Duration>();
         let foreign_percent = SystemCpu::take().foreign_percent(&system, ours);
 
         self.wait_for_stragglers(&moved)?;
         let bytes = moved_later.iter().sum::<u64>() - moved.iter().sum::<u64>();
-        Ok(Measured { bytes, time, cpu, generator_cpu, foreign_percent })
+        Ok(Measured { bytes, time, cpu, softirq_cpu, generator_cpu, foreign_percent })
     }
 
     /// Fails when a stream has stalled since `before`. One that only had no turn in a short window, as on a machine with
@@ -166,16 +181,27 @@ impl<'a> Bulk<'a> {
         }
     }
 
-    fn open(&mut self, number: usize, payload: Arc<[u8]>) -> io::Result<()> {
-        let op = match self.direction {
-            Direction::Down => Op::Down,
-            Direction::Up => Op::Up,
-        };
+    fn connect(&self, number: usize) -> io::Result<TcpStream> {
         let mut socket = self.chain.connect()?;
-        socket.write_all(&Header { op, stream: number as u32, length: 0 }.encode())?;
         if self.direction == Direction::Up {
-            socket.read_exact(&mut [0])?;
+            // Its answer shows that the stream stands, so that only the load itself is left to begin.
+            socket.write_all(&Header { op: Op::Up, stream: number as u32, length: 0 }.encode())?;
         }
+        Ok(socket)
+    }
+
+    /// Makes the other end ready, or begin.
+    fn announce(&self, number: usize, socket: &mut TcpStream) -> io::Result<()> {
+        match self.direction {
+            Direction::Down => {
+                socket.write_all(&Header { op: Op::Down, stream: number as u32, length: 0 }.encode())
+            }
+            Direction::Up => socket.read_exact(&mut [0]),
+        }
+    }
+
+    /// Starts the thread of this end.
+    fn begin(&mut self, socket: TcpStream, payload: Arc<[u8]>) -> io::Result<()> {
         socket.set_read_timeout(None)?;
         let received = Arc::new(AtomicU64::new(0));
         let (shared, counter, direction) = (Arc::clone(&self.shared), Arc::clone(&received), self.direction);

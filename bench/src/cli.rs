@@ -339,9 +339,15 @@ impl Common {
         let _ = culvert_os::process::raise_open_files_limit();
         let context = Context { programs, work_dir: WorkDir::create()? };
         process::end_children_on_signal(context.work_dir.path().to_owned())?;
+        // A packet filter that follows connections costs everyone the same, and after many short ones drops some.
+        let network = match culvert_os::netns::isolate_thread() {
+            Ok(()) => "a namespace of the run's own".to_owned(),
+            Err(error) => format!("the machine's, with its packet filter ({error})"),
+        };
         let began = std::time::Instant::now();
         let mut run = scenario(&context)?;
         run.took = began.elapsed().as_secs_f64();
+        run.set("network", network);
         print(&table::terminal(&run))?;
         if let Some(path) = &self.json {
             run.write(path)?;

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// `USER_HZ`, in which the kernel reports times to user space; 100 on every architecture that Rust's std supports.
@@ -67,6 +68,26 @@ fn parse_stat(text: &str) -> Option<u64> {
 /// Nanoseconds on a processor: the first of the three numbers.
 fn parse_schedstat(text: &str) -> Option<u64> {
     text.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Processor time that the kernel's `ksoftirqd` threads have used so far. There goes network work that the kernel broke off
+/// in a program's own time, so on loopback it belongs to whoever caused it. Zero where they cannot be seen.
+pub(crate) fn softirq_threads() -> Duration {
+    static THREADS: OnceLock<Vec<u32>> = OnceLock::new();
+    let threads = THREADS.get_or_init(|| {
+        let ids = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let ids = ids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        ids.filter(|id| {
+            is_softirq_thread(&fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default())
+        })
+        .collect()
+    });
+    let used = |id: &u32| parse_schedstat(&fs::read_to_string(format!("/proc/{id}/schedstat")).ok()?);
+    Duration::from_nanos(threads.iter().filter_map(used).sum())
+}
+
+fn is_softirq_thread(name: &str) -> bool {
+    name.starts_with("ksoftirqd/")
 }
 
 /// What all processors together did until one moment, in ticks.
@@ -191,6 +212,13 @@ mod tests {
     fn status_fields_are_bytes() {
         let text = "Name:\tx\nVmPeak:\t   9 kB\nVmHWM:\t    8 kB\nVmRSS:\t    4 kB\nRssAnon:\t    2 kB\n";
         assert_eq!(parse_status(text), Some(Memory { resident: 4096, peak: 8192, anonymous: 2048 }));
+    }
+
+    #[test]
+    fn only_the_kernels_own_softirq_threads_count() {
+        assert!(is_softirq_thread("ksoftirqd/17\n"));
+        assert!(!is_softirq_thread("kworker/0:1\n") && !is_softirq_thread(""));
+        assert!(softirq_threads() <= softirq_threads());
     }
 
     #[test]

@@ -125,6 +125,7 @@ fn metrics() -> Vec<Metric> {
     vec![
         Metric::new("goodput", "Gbit/s", Better::Higher, 2).main(),
         Metric::new("cpu", "CPU-s/GB", Better::Lower, 3).main(),
+        Metric::new("cpu_softirq", "and ksoftirqd's, CPU-s/GB", Better::Lower, 3).main(),
         Metric::new("client_cpu", "client CPU-s/GB", Better::Lower, 3),
         Metric::new("server_cpu", "server CPU-s/GB", Better::Lower, 3),
         Metric::new("client_per_core", "client Mbit/s per core", Better::Higher, 0).detail(),
@@ -148,7 +149,11 @@ fn values(measured: &Measured) -> Values {
     let PerEnd { client, server } = measured.cpu;
     if let Some(client) = client {
         let both = client + server.unwrap_or_default();
-        values.extend([("cpu", per_gigabyte(both)), ("client_per_core", per_core(client))]);
+        values.extend([
+            ("cpu", per_gigabyte(both)),
+            ("cpu_softirq", per_gigabyte(both + measured.softirq_cpu)),
+            ("client_per_core", per_core(client)),
+        ]);
     }
     if let Some((client, server)) = client.zip(server) {
         values.extend([
@@ -177,12 +182,14 @@ mod tests {
                 client: Some(Duration::from_millis(500)),
                 server: Some(Duration::from_millis(1500)),
             },
+            softirq_cpu: Duration::from_millis(200),
             generator_cpu: Duration::from_millis(100),
             foreign_percent: 0.0,
         };
         let values = values(&measured);
         assert_eq!(value(&values, "goodput"), Some(8.0));
         assert_eq!(value(&values, "cpu"), Some(1.0));
+        assert_eq!(value(&values, "cpu_softirq"), Some(1.1));
         assert_eq!(value(&values, "client_cpu"), Some(0.25));
         assert_eq!(value(&values, "client_per_core"), Some(32_000.0));
         assert_eq!(value(&values, "generator_cpu"), Some(0.05));
@@ -192,7 +199,14 @@ mod tests {
     fn one_program_has_no_server_columns() {
         let second = Duration::from_secs(1);
         let cpu = PerEnd { client: Some(second), server: None };
-        let measured = Measured { bytes: 1, time: second, cpu, generator_cpu: second, foreign_percent: 0.0 };
+        let measured = Measured {
+            bytes: 1,
+            time: second,
+            cpu,
+            softirq_cpu: second,
+            generator_cpu: second,
+            foreign_percent: 0.0,
+        };
         assert_eq!(value(&values(&measured), "server_cpu"), None);
     }
 }
