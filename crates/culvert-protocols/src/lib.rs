@@ -7,10 +7,13 @@
 //! | `carrier` | what is below a protocol: TLS and transports |
 //! | `chunks` | the record layer of protocols that bring their own ciphers |
 //! | `onward`, `mux` | what may be inside one: many connections, datagrams |
+//! | [`framed`] | datagrams on a stream; shared by all protocols that put some there |
+//! | `headed` | a stream whose header leaves with the first payload, likewise |
 //! | [`users`] | names and passwords, compared in constant time |
 //! | [`socks`] | SOCKS 4, 4a and 5; the one to read first |
 //! | [`http`] | HTTP proxy: CONNECT and plain requests |
 //! | [`mixed`] | SOCKS and HTTP on one port |
+//! | [`trojan`] | Trojan |
 //! | [`vless`] | VLESS |
 //! | [`shadowsocks`] | Shadowsocks |
 //! | [`direct`] | straight to the target |
@@ -28,6 +31,7 @@ mod carrier;
 mod chunks;
 pub mod direct;
 pub mod fields;
+pub mod framed;
 mod handshake;
 mod headed;
 pub mod http;
@@ -42,6 +46,7 @@ mod system_proxy;
 pub mod table;
 #[cfg(test)]
 mod testing;
+pub mod trojan;
 #[cfg(target_os = "linux")]
 pub mod tun;
 pub mod uot;

@@ -32,6 +32,13 @@ impl Onward {
         {
             return uot::serve(version, incoming, dispatch).await;
         }
+        // Nobody answers to these names; they are the signs of what this inbound does not do.
+        if mux::is_sign(target) {
+            return Err(ServeError::Unsupported("multiplexing, which this inbound has not enabled,"));
+        }
+        if uot::Version::of(target).is_some() {
+            return Err(ServeError::Unsupported("UDP over TCP in this protocol"));
+        }
         dispatch.submit(incoming);
         Ok(())
     }

@@ -11,6 +11,7 @@ use culvert_core::{Dialer, Inbound, Outbound, Tag};
 use thiserror::Error;
 
 use crate::{block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, uot, vless};
+use crate::{block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless};
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.
 pub const TABLE: &[&Protocol] = &[
@@ -19,6 +20,7 @@ pub const TABLE: &[&Protocol] = &[
     &socks::PROTOCOL,
     &http::PROTOCOL,
     &mixed::PROTOCOL,
+    &trojan::PROTOCOL,
     &vless::PROTOCOL,
     &shadowsocks::PROTOCOL,
     &uot::PROTOCOL,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use culvert_config::options::users::LoginUser;
@@ -58,6 +59,55 @@ impl fmt::Debug for Users {
     }
 }
 
+/// Users who prove themselves with nothing but a key of `N` bytes: a digest of a password, say.
+///
+/// The look-up takes the same time for whoever asks: keys are spread by a hash that is keyed itself, and compared whole.
+pub(crate) struct KeyedUsers<const N: usize> {
+    by_key: HashMap<UserKey<N>, Known>,
+}
+
+/// A user who has proved to be one.
+#[derive(Clone)]
+pub(crate) struct Known {
+    /// The name, if the config gives one.
+    pub(crate) name: Option<Arc<str>>,
+}
+
+struct UserKey<const N: usize>([u8; N]);
+
+impl<const N: usize> Hash for UserKey<N> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(&self.0);
+    }
+}
+
+impl<const N: usize> PartialEq for UserKey<N> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl<const N: usize> Eq for UserKey<N> {}
+
+impl<const N: usize> Default for KeyedUsers<N> {
+    fn default() -> Self {
+        Self { by_key: HashMap::new() }
+    }
+}
+
+impl<const N: usize> KeyedUsers<N> {
+    /// Adds a user; of two with one key the later one counts.
+    pub(crate) fn insert(&mut self, key: [u8; N], name: &str) {
+        let name = (!name.is_empty()).then(|| name.into());
+        self.by_key.insert(UserKey(key), Known { name });
+    }
+
+    /// Whose key it is.
+    pub(crate) fn find(&self, key: &[u8; N]) -> Option<Known> {
+        self.by_key.get(&UserKey(*key)).cloned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use culvert_config::value::Secret;
@@ -78,5 +128,15 @@ mod tests {
             assert_eq!(users.check(name.as_bytes(), password.as_bytes()), None, "{name}:{password}");
         }
         assert!(Users::new(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_key_is_one_user() {
+        let mut users = KeyedUsers::default();
+        users.insert(*b"key1", "a");
+        users.insert(*b"key2", "");
+        let name = |key| users.find(key).map(|known| known.name);
+        assert_eq!(name(b"key1"), Some(Some("a".into())));
+        assert_eq!((name(b"key2"), name(b"key3")), (Some(None), None));
     }
 }

@@ -28,7 +28,7 @@ use super::XudpConn;
 use super::codec::{Head, MAX_HEAD, Status};
 use super::session::{Channel, PacketSession, Queue, StreamSession};
 use super::xudp;
-use crate::uot::take_data;
+use crate::framed::take_data;
 
 /// Sessions at once; Xray's client uses 8, and never more than 128.
 const SESSIONS: usize = 256;

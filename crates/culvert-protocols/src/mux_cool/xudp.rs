@@ -9,7 +9,7 @@ use culvert_wire::{AddressCodec, Buf, BufChain, DecodeError, Reader, Room, Targe
 use tokio::io::AsyncWrite;
 
 use super::codec::{Head, MAX_HEAD, STREAM_HEAD, Status};
-use crate::uot::take_data;
+use crate::framed::take_data;
 
 /// The id that the session has.
 pub(super) const ID: u16 = 0;

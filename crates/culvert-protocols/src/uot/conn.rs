@@ -1,34 +1,24 @@
 //! Datagrams on a stream, for either end.
 
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
-
-use culvert_core::{BoxStream, Packet, PacketBatch, PacketConn, StreamConn};
-use culvert_wire::{AddressCodec, Buf, BufChain, DecodeError, Reader, Room, Target};
-use tokio::io::AsyncWrite;
+use culvert_core::BoxStream;
+use culvert_wire::{AddressCodec, BufChain, DecodeError, Reader, Target};
 
 use super::Version;
 use super::codec::{HEAD, Request, decode_head_as, encode_head_as};
+use super::codec::{HEAD, Request, decode_head, encode_head};
+use crate::framed::{Framed, Framing};
 
 /// Datagrams on a stream.
-pub struct UotConn {
-    conn: BoxStream,
+pub type UotConn = Framed<UotFraming>;
+
+/// How UDP over TCP frames packets.
+pub struct UotFraming {
     /// The one peer, where packets carry no addresses.
     connected: Option<Target>,
     /// The form of addresses where they do.
     addresses: AddressCodec,
     /// Longest head of most packets.
     head: usize,
-    /// Read and not yet whole.
-    read: BufChain,
-    /// To be written: heads and data.
-    out: BufChain,
-    /// Packets at the front of the batch being sent whose data is in `out`. They stay in the batch, empty, until it is
-    /// written, so that the caller offers the batch again.
-    taken: usize,
-    /// Written and not yet flushed.
-    unflushed: bool,
 }
 
 impl UotConn {
@@ -40,7 +30,7 @@ impl UotConn {
             Request { connect: false, target: target.clone() }.encode(&mut out);
         }
         let head = HEAD.max(2 + AddressCodec::UOT.encoded_len(target));
-        Self { out: BufChain::copied(&out), head, ..Self::server(conn, BufChain::new(), None) }
+        Self::new(UotFraming { connected: None, head }, conn, BufChain::new(), BufChain::copied(&out))
     }
 
     /// The server's end, behind the request; `read` is what was read too far. With `connected`, packets carry no
@@ -120,69 +110,22 @@ impl UotConn {
         self.out.push_back(data);
         packet.segment = 0;
         packet.data = Buf::from(Vec::new());
+        Self::new(UotFraming { connected, head: HEAD }, conn, read, BufChain::new())
     }
 }
 
-/// The next `len` bytes as one piece with room around: the very piece they lie in where they are all that is in it.
-pub(crate) fn take_data(read: &mut BufChain, len: usize, room: Room) -> Buf {
-    if read.front().len() == len
-        && let Some(piece) = read.pop_front()
-    {
-        if piece.head() >= room.head && piece.spare() >= room.tail {
-            return piece;
-        }
-        read.push_front(piece);
-    }
-    let mut data = Buf::new(len, room.head, room.tail);
-    let mut rest = len;
-    while rest > 0 {
-        let count = read.front().len().min(rest);
-        data.append(&read.front()[..count]);
-        read.advance(count);
-        rest -= count;
-    }
-    data
-}
-
-impl PacketConn for UotConn {
-    fn room(&self) -> Room {
-        Room { head: self.head, ..Room::NONE }.around(self.conn.room())
+impl Framing for UotFraming {
+    fn decode(&self, r: &mut Reader<'_>) -> Result<(Target, usize), DecodeError> {
+        let (peer, len) = decode_head(r, self.connected.is_some())?;
+        let peer = peer.or_else(|| self.connected.clone()).ok_or(DecodeError::Invalid("packet"))?;
+        Ok((peer, len))
     }
 
-    fn poll_recv(
-        &mut self,
-        cx: &mut Context<'_>,
-        room: Room,
-        batch: &mut PacketBatch,
-    ) -> Poll<io::Result<()>> {
-        let old = batch.len();
-        loop {
-            self.parse(room, batch)?;
-            if batch.len() > old {
-                return Poll::Ready(Ok(()));
-            }
-            let mut more = ready!(self.conn.poll_read_chain(cx, room))?;
-            if more.is_empty() {
-                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
-            }
-            self.read.append(&mut more);
-        }
+    fn encode(&self, peer: &Target, len: u16, out: &mut Vec<u8>) {
+        encode_head(if self.connected.is_some() { None } else { Some(peer) }, len, out);
     }
 
-    fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
-        let taken = self.taken;
-        batch.iter_mut().skip(taken).for_each(|packet| self.encode(packet));
-        self.taken = batch.len();
-        if !self.out.is_empty() {
-            self.unflushed = true;
-            ready!(self.conn.poll_write_chain(cx, &mut self.out))?;
-        }
-        if self.unflushed {
-            ready!(Pin::new(&mut self.conn).poll_flush(cx))?;
-            self.unflushed = false;
-        }
-        batch.advance(self.taken);
-        self.taken = 0;
-        Poll::Ready(Ok(()))
+    fn room(&self) -> usize {
+        self.head
     }
 }

@@ -19,8 +19,7 @@ mod tests;
 
 use culvert_wire::{Domain, Host, Target};
 
-pub use self::conn::UotConn;
-pub(crate) use self::conn::take_data;
+pub use self::conn::{UotConn, UotFraming};
 pub use self::inbound::serve;
 use crate::Protocol;
 
