@@ -94,6 +94,15 @@ impl Acceptor {
     }
 }
 
+#[cfg(test)]
+impl Acceptor {
+    /// As it serves clients that cannot take up sessions again, such as Go's without a cache.
+    pub(crate) fn without_tickets(mut self) -> Self {
+        Arc::make_mut(&mut self.config).send_tls13_tickets = 0;
+        self
+    }
+}
+
 impl fmt::Debug for Acceptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Acceptor")

@@ -1,6 +1,7 @@
 //! The handshake, driven through the unbuffered API of rustls. This is the only file that knows this API.
 //!
-//! The library is given the bytes of the handshake and no byte more: what comes behind stays ours to open. Once it is
+//! The library is given the bytes of the handshake and no byte more: what comes behind stays ours to open, so records are
+//! shown to it one by one. Once it is
 //! done, its secrets and sequence numbers go into our [record layer](crate::record), and it is dropped. Two of its
 //! own goods are taken along: traffic secrets, told by its key log, from which keys are updated later; and on the side
 //! of a client its maker of sessions, for the tickets of TLS 1.3 that come after the handshake.
@@ -29,12 +30,15 @@ use crate::error::TlsFault;
 use crate::fragment;
 use crate::notes::{self, Notes};
 use crate::provider::iana_name;
-use crate::record::{Cipher, Opener, Sealer, Secret, TrafficSecret};
+use crate::record::{Cipher, HEADER, Opener, Sealer, Secret, TrafficSecret};
 use crate::settings::{Fragment, Version};
 use crate::tickets::Tickets;
 
 /// More than any handshake has on its way at once: two messages of the largest size the library takes.
 const MAX_PENDING: usize = 256 << 10;
+
+/// Longest record that may come, without its header (RFC 5246 section 6.2.3).
+const MAX_RECORD: u16 = (1 << 14) + 2048;
 
 /// What was agreed on in a handshake.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -92,13 +96,15 @@ struct Handshake {
     notes: Notes,
     /// Read and not yet digested.
     incoming: Vec<u8>,
+    /// How much of that the library has been shown: whole records.
+    shown: usize,
     /// Encoded and not yet written.
     outgoing: Vec<u8>,
 }
 
 impl Handshake {
     fn new(machine: Machine) -> Self {
-        Self { machine, notes: Notes::default(), incoming: Vec::new(), outgoing: Vec::new() }
+        Self { machine, notes: Notes::default(), incoming: Vec::new(), shown: 0, outgoing: Vec::new() }
     }
 
     /// Exchanges flights until the handshake is done. What is left in `outgoing` is the last one.
@@ -116,13 +122,35 @@ impl Handshake {
     }
 
     fn step(&mut self) -> Result<Step, TlsFault> {
-        let Self { machine, notes, incoming, outgoing } = self;
+        let Self { machine, notes, incoming, shown, outgoing } = self;
         // Once the handshake is done, what comes is not for the library any more.
-        let digestible = if machine.common().is_handshaking() { &mut incoming[..] } else { &mut [] };
+        let digestible = if machine.common().is_handshaking() { &mut incoming[..*shown] } else { &mut [] };
         let (used, step) = notes::during(notes, || machine.step(digestible, outgoing));
         let step = step.map_err(|error| self.fault(error));
         self.incoming.drain(..used);
-        step
+        self.shown = self.shown.saturating_sub(used);
+        match step {
+            // A message may go on in the next record.
+            Ok(Step::Wait) if self.show_more() => Ok(Step::Again),
+            other => other,
+        }
+    }
+
+    /// Shows the library one more record, if it has come whole. What is none it is shown too, to say so.
+    fn show_more(&mut self) -> bool {
+        let rest = &self.incoming[self.shown..];
+        let end = match *rest {
+            [] | [20..=23] | [20..=23, 3] | [20..=23, 3, _] | [20..=23, 3, _, _] => return false,
+            [20..=23, 3, _, high, low, ..] if u16::from_be_bytes([high, low]) <= MAX_RECORD => {
+                HEADER + usize::from(u16::from_be_bytes([high, low]))
+            }
+            _ => rest.len(),
+        };
+        let whole = end <= rest.len();
+        if whole {
+            self.shown += end;
+        }
+        whole
     }
 
     async fn send(&mut self, conn: &mut BoxStream, fragment: Fragment) -> Result<(), TlsFault> {

@@ -128,7 +128,7 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
 /// Makes a conn of any stream.
 pub(crate) struct Conn<S>(pub(crate) S);
 
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> StreamConn for Conn<S> {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> StreamConn for Conn<S> {}
 
 impl<S: AsyncRead + Unpin> AsyncRead for Conn<S> {
     fn poll_read(

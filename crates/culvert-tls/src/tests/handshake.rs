@@ -112,6 +112,31 @@ async fn every_suite_against_the_stock_library_as_server() {
 }
 
 #[tokio::test]
+async fn first_data_may_come_with_the_last_flight_of_a_client_that_gets_no_ticket() {
+    let ca = Ca::new("ca");
+    let (connector, acceptor) = (connector(client_of(&ca), "a.test"), acceptor(&ca.issue("a.test")));
+    for at_once in [usize::MAX, 1000, 7] {
+        let (near, far) = pair(1 << 20);
+        let far = Faulty::new(far).reads_at_most(at_once);
+        let acceptor = acceptor.clone().without_tickets();
+        let serve = async {
+            let (mut conn, _) = acceptor.accept(Box::new(Conn(far))).await.unwrap();
+            let mut got = vec![0; 60_000];
+            conn.read_exact(&mut got).await.unwrap();
+            assert!(got == pattern(60_000));
+        };
+        let dial = async {
+            // Nothing of the flight has left yet.
+            let (mut conn, _) = connector.connect(Box::new(Conn(near))).await.unwrap();
+            conn.write_all(&pattern(60_000)).await.unwrap();
+            conn.flush().await.unwrap();
+            conn
+        };
+        tokio::join!(serve, dial);
+    }
+}
+
+#[tokio::test]
 async fn every_suite_against_the_stock_library_as_client() {
     let ca = Ca::new("ca");
     for (suite, identity) in suites(&ca) {
