@@ -9,6 +9,7 @@
 //! | [`curl`]    | curl through every kind of proxy                                                      |
 //! | [`http`]    | the HTTP proxy's finer points, each from a field report                               |
 //! | [`socks`]   | the same for SOCKS                                                                    |
+//! | [`trojan_gfw`] | Trojan's own program, and strangers at a server's door |
 //! | [`libev`]   | Shadowsocks with shadowsocks-libev, its plugins, and relays                           |
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
@@ -30,6 +31,7 @@ mod proxy;
 mod site;
 mod socks;
 mod table;
+mod trojan_gfw;
 mod tun;
 mod v2ray;
 
