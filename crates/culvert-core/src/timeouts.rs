@@ -21,6 +21,15 @@ pub const FIRST_PAYLOAD: Duration = Duration::from_millis(100);
 pub const STRANGER: Duration = Duration::from_secs(10);
 /// Saying goodbye to a client that is sent away.
 pub const GOODBYE: Duration = Duration::from_secs(1);
+/// How long a server may take to say anything at all when it is asked whether it lives, over a connection that carries many
+/// streams; it is gone then, with all of them (sing-box 1.14.4: 3 s).
+pub const SESSION_ANSWER: Duration = Duration::from_secs(3);
+/// The same before such a connection is used that was idle for [`SESSION_STALE`]: a new one is made then.
+pub const SESSION_PROBE: Duration = Duration::from_secs(2);
+/// See [`SESSION_PROBE`].
+pub const SESSION_STALE: Duration = Duration::from_secs(5);
+/// How long a peer that knows no half-close may send nothing before it is told the end of one direction, which ends both.
+pub const LAST_ANSWER: Duration = Duration::from_secs(5);
 /// A TCP flow without a byte either way. Long, since dead peers are found by keep-alive and a quiet SSH session is
 /// no fault; it bounds what a peer that only acknowledges probes can hold.
 pub const STREAM_IDLE: Duration = Duration::from_secs(24 * 3600);

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::io;
 
-use culvert_core::{DialError, ServeError, StreamConn, timeouts};
+use culvert_core::{BoxStream, DialError, Half, ServeError, StreamConn, timeouts};
 use tokio::io::AsyncWriteExt;
 
 /// Writes `message` so that it leaves at once.
@@ -40,6 +40,13 @@ pub(crate) fn write_error(phase: &'static str) -> impl Fn(io::Error) -> DialErro
     move |source| DialError::Handshake { phase, source }
 }
 
+/// Closes the connection of somebody who is no client, without a word, as sing-box does: a plain socket by a reset, TLS by
+/// its goodbye.
+pub(crate) async fn turn_away(conn: &mut BoxStream) {
+    if conn.kernel_socket(Half::Write).is_some() {
+        conn.abort();
+    } else {
+        let _ = tokio::time::timeout(timeouts::GOODBYE, conn.shutdown()).await;
 /// Looks for the empty line that ends a head, without looking at any byte twice however slowly they come.
 #[derive(Debug, Default)]
 pub struct EndOfHead {

@@ -14,6 +14,7 @@
 //! | [`http`] | HTTP proxy: CONNECT and plain requests |
 //! | [`mixed`] | SOCKS and HTTP on one port |
 //! | [`trojan`] | Trojan |
+//! | [`anytls`] | AnyTLS |
 //! | [`vless`] | VLESS |
 //! | [`shadowsocks`] | Shadowsocks |
 //! | [`direct`] | straight to the target |
@@ -26,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod anytls;
 pub mod block;
 mod carrier;
 mod chunks;

@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::{block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, uot, vless};
 use crate::{block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless};
+use crate::{anytls, block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless};
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.
 pub const TABLE: &[&Protocol] = &[
@@ -21,6 +22,7 @@ pub const TABLE: &[&Protocol] = &[
     &http::PROTOCOL,
     &mixed::PROTOCOL,
     &trojan::PROTOCOL,
+    &anytls::PROTOCOL,
     &vless::PROTOCOL,
     &shadowsocks::PROTOCOL,
     &uot::PROTOCOL,

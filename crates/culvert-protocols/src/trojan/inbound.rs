@@ -10,14 +10,14 @@ use culvert_config::options::inbound::vmess::TrojanInbound;
 use culvert_core::conn::read_chain;
 use culvert_core::handshake::read_message;
 use culvert_core::{
-    BoxStream, Dispatch, Half, Handshake, Incoming, Io, Network, ServeError, Session, StreamServer, timeouts,
+    BoxStream, Dispatch, Handshake, Incoming, Io, Network, ServeError, Session, StreamServer, timeouts,
 };
 use culvert_wire::{BufChain, DecodeError, Host, Reader, Room, Target};
-use tokio::io::AsyncWriteExt;
 
 use super::codec::{Command, KEY_LEN, MAX_HEAD, MAX_REQUEST, Opening, Request, decode_head, key, opening};
 use super::framing::{TrojanFraming, TrojanPackets};
 use crate::fields::server::server;
+use crate::handshake::turn_away;
 use crate::onward::Onward;
 use crate::users::{KeyedUsers, Known};
 use crate::{BuildError, mux};
@@ -197,15 +197,6 @@ impl Fallbacks {
 /// Gives up, without an outcome, on a client that does not say whether it is one.
 async fn patiently<T>(reading: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(timeouts::STRANGER, reading).await.ok()
-}
-
-/// Closes as sing-box does: a plain socket by a reset, TLS by its goodbye.
-async fn turn_away(conn: &mut BoxStream) {
-    if conn.kernel_socket(Half::Write).is_some() {
-        conn.abort();
-    } else {
-        let _ = tokio::time::timeout(timeouts::GOODBYE, conn.shutdown()).await;
-    }
 }
 
 /// Whether a request for datagrams does not say where the first one goes.
