@@ -8,7 +8,7 @@ use culvert_config::options::dial::ServerOptions;
 use culvert_config::options::users::PasswordUser;
 use culvert_config::value::Secret;
 use culvert_core::conn::read_chain;
-use culvert_core::duplex::{Duplex, duplex};
+use culvert_core::duplex::Duplex;
 use culvert_core::{
     BoxStream, DialError, Dispatch, Handshake, Network, Outbound, PacketBatch, ServeError, Session,
     StreamConn, StreamServer, Tag, timeouts,

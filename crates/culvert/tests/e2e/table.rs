@@ -83,6 +83,7 @@ macro_rules! light_links {
 }
 
 mod mux;
+mod anytls;
 mod trojan;
 mod shadowsocks;
 mod transports;

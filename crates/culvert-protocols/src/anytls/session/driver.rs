@@ -14,7 +14,7 @@ use tokio::time::Sleep;
 
 use super::super::codec::{Command, Frame, Frames, Head, setting};
 use super::super::padding::Scheme;
-use super::{BROKEN, End, HALF_CLOSE, STREAMS, Shared, State, Stream, VERSION, frame};
+use super::{BROKEN, End, HALF_CLOSE, STREAMS, Shared, State, Stream, VERSION, copied, frame};
 
 /// How data is asked for: in pieces of one record each, with space around for what most streams go on to. A frame of ours
 /// is a record, so its data goes on in the memory that the cipher wrote it to.
@@ -192,7 +192,7 @@ impl Driver {
             if state.out.is_empty() {
                 break;
             }
-            self.writing.take(&mut state);
+            self.writing.take(&mut state, self.shared.room);
             state.resume();
         }
         if self.writing.unflushed {
@@ -352,7 +352,7 @@ impl State {
 
 impl Writing {
     /// Takes all packets there are: each cut and filled up as the scheme says, or all in one.
-    fn take(&mut self, state: &mut State) {
+    fn take(&mut self, state: &mut State, room: Room) {
         state.replies = 0;
         if self.padding.as_ref().is_some_and(|(scheme, number)| scheme.has_stopped(*number)) {
             self.padding = None; // for good
@@ -361,7 +361,12 @@ impl Writing {
             self.of.extend(packet.of);
             match &mut self.padding {
                 Some((scheme, number)) if !scheme.has_stopped(*number) => {
-                    self.records.extend(scheme.apply(*number, packet.frames));
+                    // What a layer below gets in one piece it makes one record.
+                    let whole = |record: BufChain| match record.len() {
+                        len if len <= room.max => copied(&record.to_vec(), room).into(),
+                        _ => record,
+                    };
+                    self.records.extend(scheme.apply(*number, packet.frames).into_iter().map(whole));
                     *number += 1;
                 }
                 _ if self.records.is_empty() => self.current.append(&mut packet.frames),
