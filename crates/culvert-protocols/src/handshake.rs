@@ -47,6 +47,9 @@ pub(crate) async fn turn_away(conn: &mut BoxStream) {
         conn.abort();
     } else {
         let _ = tokio::time::timeout(timeouts::GOODBYE, conn.shutdown()).await;
+    }
+}
+
 /// Looks for the empty line that ends a head, without looking at any byte twice however slowly they come.
 #[derive(Debug, Default)]
 pub struct EndOfHead {

@@ -13,6 +13,9 @@ use thiserror::Error;
 use crate::{block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, uot, vless};
 use crate::{block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless};
 use crate::{anytls, block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless};
+use crate::{
+    anytls, block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless,
+};
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.
 pub const TABLE: &[&Protocol] = &[

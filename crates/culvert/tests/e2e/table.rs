@@ -84,9 +84,9 @@ macro_rules! light_links {
 
 mod mux;
 mod anytls;
-mod trojan;
 mod shadowsocks;
 mod transports;
+mod trojan;
 mod vless;
 
 entries! {
