@@ -17,6 +17,7 @@
 //! | [`anytls`] | AnyTLS |
 //! | [`vless`] | VLESS |
 //! | [`shadowsocks`] | Shadowsocks |
+//! | [`vmess`] | VMess |
 //! | [`direct`] | straight to the target |
 //! | [`block`] | nowhere |
 //! | [`uot`] | UDP over TCP, which several protocols carry |
@@ -54,5 +55,6 @@ pub mod tun;
 pub mod uot;
 pub mod users;
 pub mod vless;
+pub mod vmess;
 
 pub use table::{BuildError, InboundCx, OutboundCx, Protocol, TABLE};

@@ -16,6 +16,7 @@ use crate::{anytls, block, carrier, direct, http, mixed, mux_cool, packetaddr, s
 use crate::{
     anytls, block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless,
 };
+use crate::{block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, uot, vless, vmess};
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.
 pub const TABLE: &[&Protocol] = &[
@@ -28,6 +29,7 @@ pub const TABLE: &[&Protocol] = &[
     &anytls::PROTOCOL,
     &vless::PROTOCOL,
     &shadowsocks::PROTOCOL,
+    &vmess::PROTOCOL,
     &uot::PROTOCOL,
     &mux_cool::PROTOCOL,
     &packetaddr::PROTOCOL,
