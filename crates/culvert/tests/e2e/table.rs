@@ -88,6 +88,7 @@ mod shadowsocks;
 mod transports;
 mod trojan;
 mod vless;
+mod vmess;
 
 entries! {
     direct: Entry::Direct;
