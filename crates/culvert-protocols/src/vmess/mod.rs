@@ -45,7 +45,6 @@ use culvert_config::options::dial::DialOptions;
 use culvert_config::options::inbound::vmess::VmessInbound;
 use culvert_config::options::listen::ListenOptions;
 use culvert_config::options::outbound::vmess::{VmessOutbound, VmessSecurity};
-use culvert_config::value::UserId;
 use culvert_core::listener::StreamInbound;
 use culvert_core::{Inbound, Outbound};
 
@@ -89,7 +88,7 @@ impl BuildOutbound for VmessOutbound {
     }
 
     fn build(&self, cx: OutboundCx) -> Result<Arc<dyn Outbound>, BuildError> {
-        let uuid = checked_id(&self.uuid)?;
+        let uuid = self.uuid.uuid();
         let command_key = command_key(uuid);
         let tls = self.tls.as_deref();
         let mut options = Options::MASKED;
@@ -128,16 +127,6 @@ fn security(option: Option<VmessSecurity>, in_tls: bool) -> Security {
 }
 
 const HAS_FAST_AES: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "s390x"));
-
-/// The id that is meant, unless it is none: anybody would try that first.
-fn checked_id(id: &UserId) -> Result<[u8; 16], BuildError> {
-    let uuid = id.uuid();
-    if *id == UserId::default() || uuid == [0; 16] {
-        let reason = "an empty or all-zero id is known to everybody".to_owned();
-        return Err(BuildError::Invalid { option: "uuid", reason });
-    }
-    Ok(uuid)
-}
 
 /// Seconds since 1970.
 fn unix_now() -> u64 {

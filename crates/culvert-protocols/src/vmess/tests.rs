@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use async_trait::async_trait;
 use culvert_config::options::users::VmessUser;
-use culvert_config::value::Secret;
+use culvert_config::value::{Secret, UserId};
 use culvert_config::{KindOf, Source};
 use culvert_core::conn::{read_chain, write_chain};
 use culvert_core::duplex::{Duplex, duplex};
@@ -244,13 +244,6 @@ fn what_no_server_takes_is_refused() {
     assert!(Request::decode(&mut Reader::new(&wrong), false).is_ok());
     let error = Request::decode(&mut Reader::new(&wrong), true).err();
     assert_eq!(error, Some(DecodeError::Invalid("hash of the request")));
-}
-
-#[test]
-fn ids_that_everybody_knows_are_refused() {
-    let error = checked_id(&UserId::default()).err().unwrap().to_string();
-    assert!(error.contains("uuid"), "{error}");
-    assert!(checked_id(&user_id("example")).is_ok());
 }
 
 // Bodies, whatever the cuts.

@@ -65,7 +65,7 @@ impl Users {
     pub(super) fn new(list: &[VmessUser]) -> Result<Self, BuildError> {
         let (mut ciphers, mut users, mut alter_ids) = (Vec::new(), Vec::new(), Vec::new());
         for (index, user) in list.iter().enumerate() {
-            let uuid = super::checked_id(&user.uuid)?;
+            let uuid = user.uuid.uuid();
             let command_key = command_key(uuid);
             let name =
                 if user.name.is_empty() { index.to_string().into() } else { user.name.as_str().into() };
