@@ -186,7 +186,7 @@ fn ends(lower: BoxStream, request: &Request, legacy: bool, read: BufChain) -> En
         let mut bytes = response(request.check, request.options).to_vec();
         let mut cfb = Cfb::new(&keys);
         cfb.encrypt(&mut bytes);
-        (keys, bytes, Some(cfb).filter(|_| request.security == Security::Aes128Cfb))
+        (keys, bytes, Some(Box::new(cfb)).filter(|_| request.security == Security::Aes128Cfb))
     } else {
         let keys = request.keys.response();
         let bytes = seal_response(&keys, request.check, request.options);

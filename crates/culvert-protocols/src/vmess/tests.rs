@@ -294,7 +294,7 @@ proptest! {
         } else {
             seal_response(&keys, request.check, request.options)
         };
-        let cfb = (legacy && request.security == Security::Aes128Cfb).then_some(cfb);
+        let cfb = (legacy && request.security == Security::Aes128Cfb).then(|| Box::new(cfb));
         let mut form = Direction { request: &request, keys: &keys, cfb }.sealing();
         let mut sent = Vec::new();
         for (index, len) in payloads.into_iter().enumerate() {
@@ -318,7 +318,7 @@ proptest! {
                 }
             }
         }
-        let mut reading = Reading::answer(Answer { request: request.clone(), legacy });
+        let mut reading = Reading::answer(Answer { request, legacy });
         prop_assert_eq!(opened(&mut reading, &wire, &cuts, room), Ok(sent));
         prop_assert!(reading.is_empty());
         prop_assert_eq!(reading.end_of_lower(), Ok(()));
@@ -376,7 +376,7 @@ proptest! {
         PROTOCOL.fuzz.iter().for_each(|fuzz| fuzz(&bytes));
         let mut reading = Reading::body(up(&request).opening(), BufChain::new());
         let _ = opened(&mut reading, &bytes, &[100, 3], Room::NONE);
-        let mut answer = Reading::answer(Answer { request: request.clone(), legacy: false });
+        let mut answer = Reading::answer(Answer { request, legacy: false });
         prop_assert!(bytes.len() < 18 || opened(&mut answer, &bytes, &[18], Room::NONE) == Err(Fault::Answer));
     }
 }

@@ -14,6 +14,9 @@ const PROGRAM: &str = "/usr/bin/v2ray";
 
 const ID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
 
+/// Another user's.
+const STRANGER: &str = "c0ffee00-6324-4d53-ad4f-8cda48b30811";
+
 /// v2ray works on datagrams in buffers of 2 KiB, headers included.
 pub(crate) const V2RAY: Carries = Carries { datagram: 1_500, ..ALL };
 
@@ -37,6 +40,60 @@ fn vless_with_mux_cool_from_v2ray() {
     let mut outbound = vless_outbound();
     outbound["mux"] = json!({ "enabled": true, "concurrency": 8 });
     run(from_v2ray(outbound, vless_server(), V2RAY));
+}
+
+#[test]
+fn vmess_to_v2ray() {
+    run(async {
+        let inbound = |alter_id: u8| {
+            let clients = json!([{ "id": STRANGER, "alterId": 0 }, { "id": ID, "alterId": alter_id }]);
+            json!({ "protocol": "vmess", "settings": { "clients": clients } })
+        };
+        for (security, alter_id, padding) in [
+            ("aes-128-gcm", 0, false),
+            ("aes-128-gcm", 0, true),
+            ("chacha20-poly1305", 0, true),
+            ("none", 0, false),
+            ("aes-128-cfb", 0, false),
+            ("aes-128-gcm", 4, true),
+            ("aes-128-cfb", 4, false),
+        ] {
+            let outbound = json!({
+                "type": "vmess", "uuid": ID, "security": security, "alter_id": alter_id, "global_padding": padding
+            });
+            let outcome = to_v2ray(outbound, inbound(alter_id), V2RAY).await;
+            outcome
+                .map_err(|error| format!("{security}, alter id {alter_id}, padding {padding}: {error}"))?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn vmess_from_v2ray() {
+    run(async {
+        let server = |alter_id: u8| {
+            let users = json!([{ "uuid": STRANGER }, { "name": "alice", "uuid": ID, "alterId": alter_id }]);
+            json!({ "type": "vmess", "users": users })
+        };
+        for (security, alter_id, mux) in [
+            ("aes-128-gcm", 0, false),
+            ("chacha20-poly1305", 0, false),
+            ("none", 0, false),
+            ("aes-128-gcm", 0, true),
+            ("aes-128-gcm", 4, false),
+            ("none", 4, true),
+        ] {
+            let user = json!({ "id": ID, "alterId": alter_id, "security": security });
+            let outbound = json!({
+                "protocol": "vmess", "settings": { "vnext": [{ "users": [user] }] },
+                "mux": { "enabled": mux, "concurrency": 8 }
+            });
+            let outcome = from_v2ray(outbound, server(alter_id), V2RAY).await;
+            outcome.map_err(|error| format!("{security}, alter id {alter_id}, mux {mux}: {error}"))?;
+        }
+        Ok(())
+    });
 }
 
 fn vless_server() -> Value {

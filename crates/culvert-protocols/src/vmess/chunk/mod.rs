@@ -54,9 +54,9 @@ pub(super) enum Form<C> {
     /// As it is.
     Raw,
     /// In one stream of the cipher.
-    Stream(Cfb),
+    Stream(Box<Cfb>),
     /// In chunks.
-    Chunks(C),
+    Chunks(Box<C>),
 }
 
 /// A direction's part in a request.
@@ -65,7 +65,7 @@ pub(super) struct Direction<'a> {
     /// Its keys.
     pub(super) keys: &'a BodyKeys,
     /// Where the cipher of a header goes on in the body.
-    pub(super) cfb: Option<Cfb>,
+    pub(super) cfb: Option<Box<Cfb>>,
 }
 
 impl Direction<'_> {
@@ -79,26 +79,19 @@ impl Direction<'_> {
         self.form(Opener::new)
     }
 
-    fn form<C>(self, chunks: impl FnOnce(Lengths, Guard, Option<Cfb>) -> C) -> Form<C> {
+    fn form<C>(self, chunks: impl FnOnce(Lengths, Guard, Option<Box<Cfb>>) -> C) -> Form<C> {
         let Request { security, options, .. } = *self.request;
-        let cfb = || self.cfb.unwrap_or_else(|| Cfb::new(self.keys));
+        let cfb = || self.cfb.unwrap_or_else(|| Box::new(Cfb::new(self.keys)));
         let aead = |cipher| Guard::Aead(Aead::new(cipher, &self.keys.key, &self.keys.iv));
-        let lengths = || Lengths::new(self.request, self.keys);
-        match security {
-            Security::Aes128Gcm => Form::Chunks(chunks(lengths(), aead(Cipher::Aes128Gcm), None)),
-            Security::ChaCha20Poly1305 => {
-                Form::Chunks(chunks(lengths(), aead(Cipher::ChaCha20Poly1305), None))
-            }
-            Security::None if options.has(Options::CHUNKS) => {
-                Form::Chunks(chunks(lengths(), Guard::Nothing, None))
-            }
-            Security::None => Form::Raw,
-            Security::Aes128Cfb if options.has(Options::CHUNKS) => {
-                let lengths = lengths();
-                Form::Chunks(chunks(lengths, Guard::Sum, Some(cfb())))
-            }
-            Security::Aes128Cfb => Form::Stream(cfb()),
-        }
+        let (guard, cfb) = match security {
+            Security::Aes128Gcm => (aead(Cipher::Aes128Gcm), None),
+            Security::ChaCha20Poly1305 => (aead(Cipher::ChaCha20Poly1305), None),
+            Security::None if options.has(Options::CHUNKS) => (Guard::Nothing, None),
+            Security::None => return Form::Raw,
+            Security::Aes128Cfb if options.has(Options::CHUNKS) => (Guard::Sum, Some(cfb())),
+            Security::Aes128Cfb => return Form::Stream(cfb()),
+        };
+        Form::Chunks(Box::new(chunks(Lengths::new(self.request, self.keys), guard, cfb)))
     }
 }
 

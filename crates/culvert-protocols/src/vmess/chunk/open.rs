@@ -11,7 +11,7 @@ use crate::vmess::keys::fnv;
 pub(crate) struct Opener {
     lengths: Lengths,
     guard: Guard,
-    cfb: Option<Cfb>,
+    cfb: Option<Box<Cfb>>,
     next: Option<Next>,
 }
 
@@ -23,7 +23,7 @@ struct Next {
 }
 
 impl Opener {
-    pub(super) fn new(lengths: Lengths, guard: Guard, cfb: Option<Cfb>) -> Self {
+    pub(super) fn new(lengths: Lengths, guard: Guard, cfb: Option<Box<Cfb>>) -> Self {
         Self { lengths, guard, cfb, next: None }
     }
 

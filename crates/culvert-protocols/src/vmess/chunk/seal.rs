@@ -14,11 +14,11 @@ const MAX_CHUNK: usize = 0xffff;
 pub(crate) struct Sealer {
     lengths: Lengths,
     guard: Guard,
-    cfb: Option<Cfb>,
+    cfb: Option<Box<Cfb>>,
 }
 
 impl Sealer {
-    pub(super) fn new(lengths: Lengths, guard: Guard, cfb: Option<Cfb>) -> Self {
+    pub(super) fn new(lengths: Lengths, guard: Guard, cfb: Option<Box<Cfb>>) -> Self {
         Self { lengths, guard, cfb }
     }
 

@@ -41,7 +41,7 @@ impl Answer {
                 return Ok(None);
             }
             cfb.decrypt(&mut window[4..used]);
-            (check, keys, used, Some(cfb))
+            (check, keys, used, Some(Box::new(cfb)))
         } else {
             let keys = keys.response();
             let mut r = Reader::new(&window[..seen]);
