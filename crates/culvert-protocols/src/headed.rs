@@ -1,8 +1,9 @@
 //! A stream whose first bytes are owed: the header of a protocol, which leaves together with the first payload.
 //!
 //! One segment, and inside TLS one record, carries both: a header that goes alone costs a packet, and the length of its
-//! record tells what it is. Whoever writes first has the header put before its bytes. A flush sends it alone, once a
-//! moment has passed in which no payload came: where the server speaks first, none ever does.
+//! record tells what it is. Whoever writes first has the header put before its bytes. A client's flush sends it alone, once
+//! a moment has passed in which no payload came: where the server speaks first, none ever does. A server's header never
+//! leaves before its payload, or the end.
 //!
 //! Once the header is on its way the conn is transparent.
 
@@ -27,14 +28,21 @@ pub(crate) struct Headed {
     header: Vec<u8>,
     /// What was taken from a plain write and not written yet, the header in front.
     out: BufChain,
+    /// A flush sends the header if need be.
+    alone: bool,
     /// Runs while a flush waits for payload to come.
     moment: Option<Pin<Box<Sleep>>>,
 }
 
 impl Headed {
-    /// `conn` with `header` owed.
+    /// `conn` with `header` owed to a server.
     pub(crate) fn new(header: Vec<u8>, conn: BoxStream) -> Self {
-        Self { conn, header, out: BufChain::new(), moment: None }
+        Self { conn, header, out: BufChain::new(), alone: true, moment: None }
+    }
+
+    /// `conn` with `header` owed to a client.
+    pub(crate) fn answering(header: Vec<u8>, conn: BoxStream) -> Self {
+        Self { alone: false, ..Self::new(header, conn) }
     }
 
     /// The same, where `early` may hold the first payload already: then all of that and the header are written at once.
@@ -107,7 +115,7 @@ impl AsyncWrite for Headed {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if !this.header.is_empty() {
+        if !this.header.is_empty() && this.alone {
             let moment =
                 this.moment.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeouts::FIRST_PAYLOAD)));
             ready!(moment.as_mut().poll(cx));
@@ -230,6 +238,18 @@ mod tests {
         conn.write_all(b"data").await.unwrap();
         conn.flush().await.unwrap();
         assert_eq!(read_chain(&mut far, Room::NONE).await.unwrap().to_vec(), b"data");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn header_of_a_server_does_not_leave_alone() {
+        let (near, mut far) = duplex(1 << 16);
+        let mut conn = Headed::answering(b"head".to_vec(), Box::new(near));
+        conn.flush().await.unwrap();
+        let silence = tokio::time::timeout(timeouts::FIRST_PAYLOAD * 10, far.read_u8()).await;
+        assert!(silence.is_err());
+        conn.write_all(b"data").await.unwrap();
+        conn.flush().await.unwrap();
+        assert_eq!(read_chain(&mut far, Room::NONE).await.unwrap().to_vec(), b"headdata");
     }
 
     #[tokio::test]

@@ -17,9 +17,9 @@ use culvert_core::{
 use culvert_wire::{BufChain, Target};
 use tokio::io::AsyncWriteExt;
 
-use super::codec::{Command, MAX_REQUEST, Request};
-use super::conn::VlessConn;
+use super::codec::{Command, MAX_REQUEST, RESPONSE, Request};
 use super::users::Users;
+use crate::headed::Headed;
 use crate::mux_cool;
 use crate::onward::Onward;
 use crate::packetaddr::{self, PacketAddrConn};
@@ -91,7 +91,7 @@ impl StreamServer for VlessServer {
             }
         };
         session.user = Some(user);
-        let conn = Box::new(VlessConn::server(conn));
+        let conn = Box::new(Headed::answering(RESPONSE.to_vec(), conn));
         match command {
             Command::Tcp(target) => {
                 session.target = target;

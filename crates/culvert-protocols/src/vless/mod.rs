@@ -10,8 +10,8 @@
 //! command    1 TCP, 2 UDP: packets of one peer, each with its length (2 bytes) before it; 3 mux.cool, without an address
 //! ```
 //!
-//! Addresses are `AddressCodec::VLESS`. Each side writes its header with the first bytes it has for the other: the client's
-//! leaves when nothing comes as well, but the server's does not, since a record of two bytes would tell what this is.
+//! Addresses are `AddressCodec::VLESS`. Each side writes its header with the first bytes it has for the other. The client's
+//! leaves after a moment when none come; the server's does not, since a record of two bytes would tell what this is.
 //! After the headers the bytes of a connection are untouched, which lets the relay splice.
 //!
 //! Datagrams go as XUDP (see [`mux_cool`](crate::mux_cool)) unless the options say `packetaddr` or nothing, which is one

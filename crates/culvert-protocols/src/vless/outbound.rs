@@ -11,8 +11,10 @@ use culvert_core::{
 use culvert_wire::{BufChain, Room, Target};
 
 use super::codec::{Command, Id, Request};
-use super::conn::VlessConn;
+use super::conn::Answered;
 use crate::carrier::Carrier;
+use crate::handshake::{within_limit, write_error};
+use crate::headed::Headed;
 use crate::mux_cool::XudpConn;
 use crate::packetaddr::{self, PacketAddrConn};
 use crate::uot::UotConn;
@@ -28,10 +30,19 @@ pub(super) struct Client {
 }
 
 impl Client {
-    async fn open(&self, session: &Session, command: Command) -> Result<BoxStream, DialError> {
+    /// The header leaves together with `early`, or else with the first bytes that are written.
+    async fn open(
+        &self,
+        session: &Session,
+        command: Command,
+        early: &mut BufChain,
+    ) -> Result<BoxStream, DialError> {
+        const PHASE: &str = "vless request";
         let conn = self.carrier.connect(session).await?;
-        let request = Request { id: self.id, flow: Vec::new(), command };
-        Ok(Box::new(VlessConn::client(conn, &request)))
+        let mut header = Vec::new();
+        Request { id: self.id, flow: Vec::new(), command }.encode(&mut header);
+        let opening = async { Headed::open(header, conn, early).await.map_err(write_error(PHASE)) };
+        Ok(Box::new(Answered::new(within_limit(PHASE, opening).await?)))
     }
 }
 
@@ -48,16 +59,16 @@ impl Outbound for Client {
         }
     }
 
-    /// The header leaves with the first bytes that are written, `early` or others.
-    async fn dial(&self, session: &Session, _early: &mut BufChain) -> Result<BoxStream, DialError> {
-        self.open(session, Command::Tcp(session.target.clone())).await
+    async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {
+        self.open(session, Command::Tcp(session.target.clone()), early).await
     }
 
     async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
         let target = &session.target;
+        let none = &mut BufChain::new();
         match self.packet_encoding {
             Some(PacketEncoding::Xudp) => {
-                let conn = self.open(session, Command::Mux).await?;
+                let conn = self.open(session, Command::Mux, none).await?;
                 Ok(Box::new(XudpConn::client(conn, target.clone())))
             }
             Some(PacketEncoding::PacketAddr) => {
@@ -66,12 +77,12 @@ impl Outbound for Client {
                     return Err(DialError::Target { target: target.clone(), reason });
                 }
                 let sign = packetaddr::magic_target();
-                let conn = self.open(session, Command::Udp(sign.clone())).await?;
+                let conn = self.open(session, Command::Udp(sign.clone()), none).await?;
                 let packets = UotConn::server(conn, BufChain::new(), Some(sign));
                 Ok(Box::new(PacketAddrConn::new(Box::new(packets))))
             }
             None => {
-                let conn = self.open(session, Command::Udp(target.clone())).await?;
+                let conn = self.open(session, Command::Udp(target.clone()), none).await?;
                 let packets = UotConn::server(conn, BufChain::new(), Some(target.clone()));
                 Ok(Box::new(OnePeer { packets, peer: target.clone(), sifted: 0 }))
             }

@@ -17,8 +17,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::codec::{Command, Id, RESPONSE, Request, decode_response};
-use super::conn::VlessConn;
+use super::conn::Answered;
 use super::*;
+use crate::headed::Headed;
 use crate::testing::{World, dialer, recv_packet, send_packets, session, store, target, write_in_pieces};
 
 const ID: [u8; 16] =
@@ -59,6 +60,18 @@ fn header(command: Command) -> Vec<u8> {
     let mut out = Vec::new();
     request(command).encode(&mut out);
     out
+}
+
+/// A client's end behind `request`.
+fn client_end(conn: impl StreamConn + 'static, request: Request) -> Answered {
+    let mut header = Vec::new();
+    request.encode(&mut header);
+    Answered::new(Box::new(Headed::new(header, Box::new(conn))))
+}
+
+/// A server's end behind the request.
+fn server_end(conn: impl StreamConn + 'static) -> Headed {
+    Headed::answering(RESPONSE.to_vec(), Box::new(conn))
 }
 
 /// An outbound whose server is [`server`], with its sessions in `world`.
@@ -179,7 +192,7 @@ fn vision_is_told_to_be_missing() {
 #[tokio::test]
 async fn header_and_first_payload_leave_together_and_in_place() {
     let (near, mut far) = duplex(1 << 16);
-    let mut conn = VlessConn::client(Box::new(near), &request(Command::Tcp(target("a.test:80"))));
+    let mut conn = client_end(near, request(Command::Tcp(target("a.test:80"))));
     let room = conn.room();
     let mut data = Buf::new(3, room.head, room.tail);
     data.append(b"GET");
@@ -196,7 +209,7 @@ async fn header_and_first_payload_leave_together_and_in_place() {
     // Without room, or by the other way to write, they leave together all the same.
     for by_chain in [true, false] {
         let (near, mut far) = duplex(1 << 16);
-        let mut conn = VlessConn::client(Box::new(near), &request(Command::Mux));
+        let mut conn = client_end(near, request(Command::Mux));
         match by_chain {
             true => write_chain(&mut conn, &mut BufChain::copied(b"GET")).await.unwrap(),
             false => conn.write_all(b"GET").await.unwrap(),
@@ -210,7 +223,7 @@ async fn header_and_first_payload_leave_together_and_in_place() {
 async fn a_client_that_is_silent_or_listens_first_sends_its_header() {
     for listens in [false, true] {
         let (near, mut far) = duplex(1 << 16);
-        let mut conn = VlessConn::client(Box::new(near), &request(Command::Mux));
+        let mut conn = client_end(near, request(Command::Mux));
         let reading = tokio::spawn(async move {
             if !listens {
                 conn.flush().await.unwrap();
@@ -231,7 +244,7 @@ async fn a_client_that_is_silent_or_listens_first_sends_its_header() {
 #[tokio::test]
 async fn a_server_says_nothing_before_the_target_does() {
     let (near, mut far) = duplex(1 << 16);
-    let mut conn = VlessConn::server(Box::new(near));
+    let mut conn = server_end(near);
     conn.flush().await.unwrap();
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(far.poll_read_chain(&mut cx, Room::NONE).is_pending());
@@ -239,7 +252,7 @@ async fn a_server_says_nothing_before_the_target_does() {
     assert_eq!(read_chain(&mut far, Room::NONE).await.unwrap().to_vec(), b"\0\0data");
     // Where it never does, the client is told that this is an end like any other.
     let (near, mut far) = duplex(1 << 16);
-    VlessConn::server(Box::new(near)).shutdown().await.unwrap();
+    server_end(near).shutdown().await.unwrap();
     let mut all = Vec::new();
     far.read_to_end(&mut all).await.unwrap();
     assert_eq!(all, RESPONSE);
@@ -255,7 +268,7 @@ async fn answers_that_are_none_are_told_from_ends() {
         (b"HTTP", Some(InvalidData)),
     ] {
         let (near, mut far) = duplex(1 << 16);
-        let mut conn = VlessConn::client(Box::new(near), &request(Command::Mux));
+        let mut conn = client_end(near, request(Command::Mux));
         far.write_all(answer).await.unwrap();
         drop(far);
         match wanted {
@@ -263,6 +276,10 @@ async fn answers_that_are_none_are_told_from_ends() {
             Some(kind) => assert_eq!(read_chain(&mut conn, Room::NONE).await.unwrap_err().kind(), kind),
         }
     }
+}
+
+fn is_socket(conn: &impl StreamConn, half: Half) -> bool {
+    conn.kernel_socket(half).is_some()
 }
 
 /// Two ends of a TCP connection.
@@ -275,8 +292,7 @@ async fn sockets() -> (TcpConn, TcpStream) {
 #[tokio::test]
 async fn once_the_headers_are_through_each_half_is_the_socket() {
     let (near, mut far) = sockets().await;
-    let mut conn = VlessConn::client(Box::new(near), &request(Command::Mux));
-    let is_socket = |conn: &VlessConn, half| conn.kernel_socket(half).is_some();
+    let mut conn = client_end(near, request(Command::Mux));
     assert!(!is_socket(&conn, Half::Write) && !is_socket(&conn, Half::Read));
     assert!(conn.bypass(Half::Write).is_err() && conn.bypass(Half::Read).is_err());
     conn.write_all(b"x").await.unwrap();
@@ -292,7 +308,7 @@ async fn once_the_headers_are_through_each_half_is_the_socket() {
     );
 
     let (near, _far) = sockets().await;
-    let mut conn = VlessConn::server(Box::new(near));
+    let mut conn = server_end(near);
     assert!(is_socket(&conn, Half::Read) && !is_socket(&conn, Half::Write));
     conn.write_all(b"x").await.unwrap();
     conn.flush().await.unwrap();
@@ -302,7 +318,7 @@ async fn once_the_headers_are_through_each_half_is_the_socket() {
 #[tokio::test]
 async fn a_full_stream_takes_header_and_payload_bit_by_bit() {
     let (near, far) = duplex(7);
-    let mut conn = VlessConn::client(Box::new(near), &request(Command::Mux));
+    let mut conn = client_end(near, request(Command::Mux));
     let payload: Vec<u8> = (0..=255).cycle().take(50_000).collect();
     let wanted = [header(Command::Mux), payload.clone()].concat();
     let reading = tokio::spawn(async move {
@@ -567,7 +583,7 @@ proptest! {
             assert_eq!(&seen, b"payload");
 
             let (mut near, far): (Duplex, Duplex) = duplex(1 << 16);
-            let mut conn = VlessConn::client(Box::new(far), &request(Command::Mux));
+            let mut conn = client_end(far, request(Command::Mux));
             write_in_pieces(&mut near, b"\0\x03abcanswer", &down).await.unwrap();
             drop(near);
             let mut all = Vec::new();
