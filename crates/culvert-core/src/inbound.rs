@@ -29,6 +29,20 @@ pub trait Inbound: Send + Sync {
     fn stream_server(&self) -> Option<std::sync::Arc<dyn StreamServer>> {
         None
     }
+
+    /// Its users, where a service may change them while it runs (`managed`).
+    fn managed_users(&self) -> Option<std::sync::Arc<dyn ManagedUsers>> {
+        None
+    }
+}
+
+/// Users that can be put in place of others while an inbound runs.
+pub trait ManagedUsers: Send + Sync {
+    /// Puts these users, each a name and a password, in the place of those there are. Connections that are open go on.
+    ///
+    /// # Errors
+    /// The name of the first user whose password is of no use to the protocol; nothing is changed then.
+    fn replace(&self, users: &[(&str, &str)]) -> Result<(), String>;
 }
 
 /// Serves one stream: reads the handshake, checks the user, gives the stream away whole through

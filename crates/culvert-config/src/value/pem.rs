@@ -37,6 +37,12 @@ impl Pem {
     }
 }
 
+impl From<String> for Pem {
+    fn from(text: String) -> Self {
+        Self(List(vec![text]))
+    }
+}
+
 impl PemSection {
     /// All sections of a text that can be read; what stands between them is skipped.
     #[must_use]

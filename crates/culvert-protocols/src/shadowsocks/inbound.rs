@@ -4,16 +4,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use culvert_core::inbound::ManagedUsers;
 use culvert_core::listener::StreamInbound;
 use culvert_core::{Dispatch, Inbound, StartError, StreamServer, Tag};
 
 use super::server_packets::PacketListener;
+use super::users::Users;
 
 /// The inbound.
 pub(super) struct Listener {
     pub(super) tag: Tag,
     pub(super) streams: Option<StreamInbound>,
     pub(super) packets: Option<PacketListener>,
+    /// The users, where a service may change them.
+    pub(super) managed: Option<Arc<Users>>,
 }
 
 #[async_trait]
@@ -52,5 +56,9 @@ impl Inbound for Listener {
 
     fn stream_server(&self) -> Option<Arc<dyn StreamServer>> {
         self.streams.as_ref()?.stream_server()
+    }
+
+    fn managed_users(&self) -> Option<Arc<dyn ManagedUsers>> {
+        self.managed.clone().map(|users| -> Arc<dyn ManagedUsers> { users })
     }
 }

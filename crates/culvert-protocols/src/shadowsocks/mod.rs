@@ -73,7 +73,7 @@ use self::plugin::Plugin;
 use self::relay::{Destinations, Relay};
 use self::server::{Access, Server};
 use self::server_packets::{PacketListener, Service};
-pub use self::users::Users;
+use self::users::Users;
 use crate::fields::listen::listen;
 use crate::fields::server::server;
 use crate::onward::Onward;
@@ -198,6 +198,12 @@ impl BuildInbound for ShadowsocksInbound {
         let scheme = scheme(self.method.get().ok_or_else(no_method)?);
         let listen = listen(&self.listen, false)?;
         let access = Arc::new(access(self, scheme)?);
+        let managed = match &*access {
+            Access::Aead { users, .. } | Access::Edition2022 { users: Some(users), .. } if self.managed => {
+                Some(Arc::clone(users))
+            }
+            _ => None,
+        };
         let (service, server): (Service, Arc<dyn StreamServer>) = match &*access {
             Access::Edition2022 { cipher, key, .. } if !self.destinations.is_empty() => {
                 let destinations = Arc::new(destinations(self, cipher.key_len())?);
@@ -223,7 +229,7 @@ impl BuildInbound for ShadowsocksInbound {
             service,
             running: Mutex::new(None),
         });
-        Ok(Arc::new(Listener { tag: cx.tag, streams, packets }))
+        Ok(Arc::new(Listener { tag: cx.tag, streams, packets, managed }))
     }
 }
 
@@ -255,8 +261,11 @@ impl BuildOutbound for ShadowsocksOutbound {
             return Err(cx.not_built(&format!("method `{}`", method.name())));
         }
         let proof = proof(self, scheme).ok_or_else(|| no_key("password"))?;
-        let plugin =
-            self.plugin.get().map(|plugin| Plugin::new(plugin, &self.plugin_opts, &cx)).transpose()?;
+        let plugin = self
+            .plugin
+            .get()
+            .map(|plugin| Plugin::new(plugin, &self.plugin_opts, &self.server, &cx))
+            .transpose()?;
         let udp_over_tcp = match self.udp_over_tcp.as_ref().and_then(|option| option.version()) {
             None => None,
             Some(1) => Some(uot::Version::V1),

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use culvert_core::inbound::ManagedUsers;
+
 use super::cipher::BLOCK;
 use super::key::Secret;
 
@@ -15,7 +17,7 @@ pub(super) struct User {
 }
 
 /// The users of an inbound.
-pub struct Users {
+pub(super) struct Users {
     current: RwLock<Arc<Table>>,
     parse: fn(&str, usize) -> Option<Secret>,
     key_len: usize,
@@ -52,11 +54,11 @@ impl Users {
         users
     }
 
-    /// Puts these users, each a name and a password, in the place of those that are there. Connections that are open go on.
-    ///
-    /// # Errors
-    /// The name of the first user whose password is no key; nothing is changed then.
-    pub fn replace<'a>(&self, users: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<(), String> {
+    /// See [`ManagedUsers::replace`].
+    pub(super) fn replace<'a>(
+        &self,
+        users: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<(), String> {
         let mut all = Vec::new();
         for (name, password) in users {
             let key = (self.parse)(password, self.key_len).ok_or_else(|| name.to_owned())?;
@@ -74,6 +76,12 @@ impl Users {
     /// The users there are now.
     pub(super) fn now(&self) -> Arc<Table> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl ManagedUsers for Users {
+    fn replace(&self, users: &[(&str, &str)]) -> Result<(), String> {
+        self.replace(users.iter().copied())
     }
 }
 

@@ -2,16 +2,20 @@
 
 mod obfs_http;
 mod obfs_tls;
+mod v2ray;
 
 #[cfg(test)]
 mod tests;
 
+use culvert_config::options::dial::ServerOptions;
 use culvert_config::options::outbound::shadowsocks::{PluginOptions, ShadowsocksPlugin};
 use culvert_core::{BoxStream, DialError, Dialer, Session};
 use culvert_wire::Target;
 
 use self::obfs_http::ObfsHttp;
 use self::obfs_tls::ObfsTls;
+use self::v2ray::OneSession;
+use crate::carrier::Carrier;
 use crate::{BuildError, OutboundCx};
 
 /// A plugin of the options.
@@ -20,11 +24,18 @@ pub(super) enum Plugin {
     ObfsHttp(String),
     /// simple-obfs, as TLS, for this host.
     ObfsTls(String),
+    /// v2ray-plugin, by this way, with mux.cool or without.
+    V2ray(Box<Carrier>, bool),
 }
 
 impl Plugin {
     /// The plugin that the options describe.
-    pub(super) fn new(kind: ShadowsocksPlugin, options: &str, cx: &OutboundCx) -> Result<Self, BuildError> {
+    pub(super) fn new(
+        kind: ShadowsocksPlugin,
+        options: &str,
+        server: &ServerOptions,
+        cx: &OutboundCx,
+    ) -> Result<Self, BuildError> {
         let invalid = |reason: String| BuildError::Invalid { option: "plugin_opts", reason };
         let options = PluginOptions::parse(options).map_err(|reason| invalid(reason.to_owned()))?;
         match kind {
@@ -38,7 +49,10 @@ impl Plugin {
                     Some(other) => Err(invalid(format!("unknown obfs mode `{other}`"))),
                 }
             }
-            ShadowsocksPlugin::V2ray => Err(cx.not_built("plugin `v2ray-plugin`")),
+            ShadowsocksPlugin::V2ray => {
+                let (carrier, mux) = v2ray::carrier(&options, server, cx)?;
+                Ok(Self::V2ray(Box::new(carrier), mux))
+            }
         }
     }
 
@@ -49,10 +63,12 @@ impl Plugin {
         dialer: &Dialer,
         server: &Target,
     ) -> Result<BoxStream, DialError> {
-        let conn = dialer.connect(session, server).await?;
+        let lower = async || dialer.connect(session, server).await;
         Ok(match self {
-            Self::ObfsHttp(host) => Box::new(ObfsHttp::new(conn, host, server.port)),
-            Self::ObfsTls(host) => Box::new(ObfsTls::new(conn, host.clone())),
+            Self::ObfsHttp(host) => Box::new(ObfsHttp::new(lower().await?, host, server.port)),
+            Self::ObfsTls(host) => Box::new(ObfsTls::new(lower().await?, host.clone())),
+            Self::V2ray(carrier, false) => carrier.connect(session).await?,
+            Self::V2ray(carrier, true) => Box::new(OneSession::new(carrier.connect(session).await?)),
         })
     }
 }

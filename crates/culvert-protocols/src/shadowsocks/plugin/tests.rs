@@ -75,3 +75,37 @@ async fn tls_hides_the_first_write_in_a_hello_and_the_rest_in_records() {
     drop(far);
     assert_eq!(conn.read(&mut read).await.unwrap(), 0);
 }
+
+#[tokio::test]
+async fn v2ray_makes_each_stream_the_one_session_of_a_connection() {
+    let (near, mut far) = duplex(1 << 20);
+    let mut conn = OneSession::new(Box::new(near));
+    write_chain(&mut conn, &mut BufChain::copied(b"first")).await.unwrap();
+    write_chain(&mut conn, &mut BufChain::copied(&[7; 20_000])).await.unwrap();
+    let mut sent = read_chain(&mut far, Room::NONE).await.unwrap().to_vec();
+    let opening = b"\0\x14\0\0\x01\x01\x01\x02\x9a\x02\x0bv1.mux.cool\0\x05first";
+    assert_eq!(sent[..opening.len()], opening[..]);
+    sent.drain(..opening.len());
+    let mut count = 0;
+    while !sent.is_empty() {
+        assert_eq!(sent[..6], *b"\0\x04\0\0\x02\x01");
+        let len = usize::from(u16::from_be_bytes([sent[6], sent[7]]));
+        assert!(sent[8..8 + len].iter().all(|byte| *byte == 7));
+        sent.drain(..8 + len);
+        count += len;
+    }
+    assert_eq!(count, 20_000);
+    let answer = b"\0\x04\0\0\x02\x01\0\x03abc\0\x04\0\0\x04\0\0\x04\0\0\x02\x01\0\x02de\0\x04\0\0\x03\0more";
+    for cut in [1, 5, 100] {
+        let (near, mut far) = duplex(1 << 20);
+        let mut conn = OneSession::new(Box::new(near));
+        let cuts = [cut];
+        let mut all = Vec::new();
+        let (written, read) = tokio::join!(
+            crate::testing::write_in_pieces(&mut far, answer, &cuts),
+            conn.read_to_end(&mut all)
+        );
+        written.unwrap();
+        assert_eq!((read.unwrap(), &*all), (5, &b"abcde"[..]));
+    }
+}

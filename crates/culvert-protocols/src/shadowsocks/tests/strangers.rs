@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::super::cipher::Cipher;
+use super::super::cipher::{Cipher, Key, Stream};
 use super::super::codec::{Request, Salt, fill_random};
 use super::super::conn::{Hello, ShadowConn, unix_now};
 use super::super::key::Secret;
@@ -156,6 +156,59 @@ async fn the_2022_edition_refuses_other_keys_and_what_a_server_sends() {
     let (mut conn, serving) = world.serve(&plain);
     conn.write_all(&answer.0).await.unwrap();
     is_reset(&mut world, conn, serving, "an answer").await;
+}
+
+/// Whoever knows the key may still send nonsense (XTLS/Xray-core#6162): it breaks that one stream.
+#[tokio::test]
+async fn headers_of_odd_lengths_and_paddings_are_taken_or_refused_in_order() {
+    let cipher = Cipher::Aes128Gcm;
+    let server = server(servers_2022().swap_remove(0).0);
+    let address = b"\x01\x01\x02\x03\x04\0\x50";
+    let padded = |padding: usize, payload: &[u8]| {
+        let mut body = address.to_vec();
+        body.extend((padding as u16).to_be_bytes());
+        body.resize(body.len() + padding, 0);
+        body.extend(payload);
+        body
+    };
+    let bodies = [
+        (vec![], false),
+        (vec![0; 65_535], false),
+        (address.to_vec(), false),
+        (padded(0, b""), false),
+        (padded(0, b"x"), true),
+        (padded(1, b""), true),
+        (padded(900, b""), true),
+        (padded(901, b""), true),
+        (padded(65_000, b"x"), true),
+        ([padded(0, b""), vec![]].concat(), false),
+        (padded(5, b"")[..12].to_vec(), false),
+        (b"\x03\0\0\x50\0\x01\0".to_vec(), false),
+        (b"\x09\0\0\x50\0\x01\0".to_vec(), false),
+    ];
+    for (body, good) in bodies {
+        let mut world = World::new();
+        let salt = Salt::random(16);
+        let key = Key::new(cipher, key_of(cipher, 1).session_subkey(salt.bytes()).bytes());
+        let mut stream = Stream::new(key);
+        let mut head = vec![0];
+        head.extend(unix_now().to_be_bytes());
+        head.extend((body.len() as u16).to_be_bytes());
+        let mut sent = salt.bytes().to_vec();
+        for part in [&head, &body] {
+            let at = sent.len();
+            sent.extend(part);
+            sent.resize(sent.len() + 16, 0);
+            stream.seal_region(&mut sent[at..]);
+        }
+        let (mut conn, serving) = world.serve(&server);
+        conn.write_all(&sent).await.unwrap();
+        if good {
+            assert_eq!(world.next().await.session.target, target("1.2.3.4:80"));
+        } else {
+            is_reset(&mut world, conn, serving, &format!("a header of {} bytes", body.len())).await;
+        }
+    }
 }
 
 #[tokio::test]
