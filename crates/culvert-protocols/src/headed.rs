@@ -187,6 +187,10 @@ impl StreamConn for Headed {
     fn local_addr(&self) -> Option<SocketAddr> {
         self.conn.local_addr()
     }
+
+    fn outermost_socket(&self) -> Option<&TcpStream> {
+        self.conn.outermost_socket()
+    }
 }
 
 #[cfg(test)]

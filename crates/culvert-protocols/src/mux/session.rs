@@ -41,6 +41,8 @@ pub(super) struct Driver {
     streams: HashMap<u32, Arc<Cell>>,
     /// Read and not yet taken apart.
     read: BufChain,
+    /// What the readers of streams want around what they get.
+    wanted: Room,
     /// The frame whose data is coming.
     coming: Option<Coming>,
     /// Answers to the peer.
@@ -87,6 +89,7 @@ impl Driver {
             conn,
             streams: HashMap::new(),
             read,
+            wanted: Room::NONE,
             coming: None,
             said: Vec::new(),
             out,
@@ -219,8 +222,8 @@ impl Driver {
         if self.link.unread() >= Link::most_unread(self.link.wire) || self.said.len() >= MOST_SAID {
             return Poll::Pending;
         }
-        let Room { head, tail, max } = self.link.exchange_rooms(self.conn.room());
-        let room = Room { head, tail, max: max.min(PIECE) };
+        self.wanted = self.link.exchange_rooms(self.conn.room());
+        let room = Room { max: self.wanted.max.min(PIECE), ..self.wanted };
         let mut pieces = ready!(self.conn.poll_read_chain(cx, room))?;
         if pieces.is_empty() {
             return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
@@ -237,9 +240,8 @@ impl Driver {
             if let Some(coming) = &mut self.coming {
                 let count = coming.left.min(self.read.len());
                 coming.left -= count;
-                let room = Room::NONE;
                 match &coming.cell {
-                    Some(cell) => cell.deliver(take(&mut self.read, count, room)),
+                    Some(cell) => cell.deliver(take(&mut self.read, count, self.wanted)),
                     None => self.read.advance(count),
                 }
                 if coming.left > 0 {

@@ -719,6 +719,50 @@ async fn many_short_streams_leave_nothing_behind() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_one_of_many_streams_never_reach_another() {
+    for protocol in ALL {
+        let mut pair = Pair::plain(protocol);
+        let mut tasks = Vec::new();
+        for number in 0..200u32 {
+            let (mut near, mut far) = pair.stream().await;
+            let tagged = move |round: u32| {
+                let mut bytes = Vec::new();
+                (0..300).for_each(|place| bytes.extend((number << 16 | round << 12 | place).to_be_bytes()));
+                bytes
+            };
+            tasks.push(tokio::spawn(async move {
+                for round in 0..8 {
+                    near.write_all(&tagged(round)).await.unwrap();
+                    if round == 5 && number % 7 == 0 {
+                        near.abort(); // some break off midway
+                        return;
+                    }
+                    let mut got = vec![0; tagged(round).len()];
+                    near.read_exact(&mut got).await.unwrap();
+                    assert!(got == tagged(round), "{number}");
+                }
+            }));
+            tasks.push(tokio::spawn(async move {
+                for round in 0..8 {
+                    let mut got = vec![0; tagged(round).len()];
+                    match far.read_exact(&mut got).await {
+                        Ok(_) => assert!(got == tagged(round), "{number}"),
+                        Err(_) => return assert!(round >= 5 && number % 7 == 0, "{number}: round {round}"),
+                    }
+                    if far.write_all(&got).await.is_err() {
+                        return assert!(round >= 5 && number % 7 == 0, "{number}: round {round}");
+                    }
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(pair.outbound.dials(), 1, "{protocol:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_driver_forgets_streams_that_are_over() {
     for wire in [Wire::Smux, Wire::Yamux] {

@@ -103,6 +103,10 @@ impl StreamConn for Answered {
     fn local_addr(&self) -> Option<SocketAddr> {
         self.conn.local_addr()
     }
+
+    fn outermost_socket(&self) -> Option<&TcpStream> {
+        self.conn.outermost_socket()
+    }
 }
 
 impl AsyncRead for Answered {

@@ -128,6 +128,10 @@ impl StreamConn for Http1Conn {
     fn local_addr(&self) -> Option<SocketAddr> {
         self.conn.local_addr()
     }
+
+    fn outermost_socket(&self) -> Option<&TcpStream> {
+        self.conn.outermost_socket()
+    }
 }
 
 impl AsyncRead for Http1Conn {

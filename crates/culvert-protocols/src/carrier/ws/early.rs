@@ -114,6 +114,13 @@ impl StreamConn for EarlyConn {
             State::Waiting(_) | State::Opening(_) | State::Failed => None,
         }
     }
+
+    fn outermost_socket(&self) -> Option<&tokio::net::TcpStream> {
+        match &self.state {
+            State::Open(conn) => conn.outermost_socket(),
+            State::Waiting(_) | State::Opening(_) | State::Failed => None,
+        }
+    }
 }
 
 impl AsyncRead for EarlyConn {

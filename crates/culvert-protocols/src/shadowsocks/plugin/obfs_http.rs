@@ -135,6 +135,10 @@ impl StreamConn for ObfsHttp {
     fn local_addr(&self) -> Option<SocketAddr> {
         self.lower.local_addr()
     }
+
+    fn outermost_socket(&self) -> Option<&TcpStream> {
+        self.lower.outermost_socket()
+    }
 }
 
 impl AsyncRead for ObfsHttp {
