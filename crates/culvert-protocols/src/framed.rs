@@ -52,6 +52,11 @@ impl<F: Framing> Framed<F> {
         Self { conn, framing, read, out, taken: 0, unflushed: false }
     }
 
+    /// How packets are put on it.
+    pub(crate) fn framing_mut(&mut self) -> &mut F {
+        &mut self.framing
+    }
+
     /// Takes whole packets out of what was read.
     fn parse(&mut self, room: Room, batch: &mut PacketBatch) -> io::Result<()> {
         while !self.read.is_empty() && batch.len() < PacketBatch::MAX {

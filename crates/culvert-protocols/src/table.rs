@@ -10,15 +10,9 @@ use culvert_config::options::outbound::OutboundKind;
 use culvert_core::{Dialer, Inbound, Outbound, Tag};
 use thiserror::Error;
 
-use crate::{block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, uot, vless};
-use crate::{block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless};
-use crate::{anytls, block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless};
 use crate::{
-    anytls, block, carrier, direct, http, mixed, mux_cool, packetaddr, shadowsocks, socks, trojan, uot, vless,
-};
-use crate::{block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, uot, vless, vmess};
-use crate::{
-    block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, uot, vless, vmess,
+    anytls, block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, trojan, uot,
+    vless, vmess,
 };
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.

@@ -82,8 +82,8 @@ macro_rules! light_links {
     };
 }
 
-mod mux;
 mod anytls;
+mod mux;
 mod shadowsocks;
 mod transports;
 mod trojan;
