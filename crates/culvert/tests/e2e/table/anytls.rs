@@ -8,8 +8,8 @@ links! {
 }
 
 light_links! {
-    padded: || in_tls(outbound()) => || behind_tls(padded(inbound())), ENDS_TOGETHER;
-    kept: || in_tls(kept(outbound())) => || behind_tls(json!({ "type": "anytls", "users": [{ "password": USER.1 }] })),
+    padding: || in_tls(outbound()) => || behind_tls(padded(inbound())), ENDS_TOGETHER;
+    keeping: || in_tls(kept(outbound())) => || behind_tls(json!({ "type": "anytls", "users": [{ "password": USER.1 }] })),
         ENDS_TOGETHER;
 }
 
