@@ -1,6 +1,7 @@
 //! `culvert version`
 
 use clap::Args;
+use culvert_protocols::Protocol;
 
 use super::{Failure, print};
 
