@@ -226,7 +226,7 @@ fn reload_takes_a_good_config_and_leaves_a_bad_one() {
 fn reload_tells_each_reason_on_a_line_with_its_place() {
     run(async {
         let port = Port::reserve()?;
-        let mut peer = culvert().serve(&config(&port)).await?;
+        let peer = culvert().serve(&config(&port)).await?;
         let file = peer.directory().ok_or("no directory")?.join("config.json");
         let mistyped =
             "{\n  \"inbounds\": [\n    { \"type\": \"nonsense\" },\n    { \"type\": \"mixd\" }\n  ]\n}";
