@@ -3,10 +3,12 @@
 
 use crate::proxy::{Proxy, STEP};
 use crate::{culvert, run};
+use culvert_testkit::certificate::Certificate;
 use culvert_testkit::client::{self, Association, Protocol, Target};
 use culvert_testkit::origin::{self, Origin, Service, confirmation, fresh_seed};
 use culvert_testkit::peer::{Peer, Program, skip};
 use culvert_testkit::ports::Port;
+use culvert_testkit::temp::TempDir;
 use culvert_testkit::{Error, Result, ensure, pattern};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -88,6 +90,40 @@ fn streams_pass_a_server_of_simple_obfs() {
             carries_everything(proxy.address(), &origin, false)
                 .await
                 .map_err(|error| in_method(mode, error))?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn streams_pass_a_server_of_v2ray_plugin() {
+    run(async {
+        let (Some(server), Some(_)) = (installed("ss-server"), installed("ss-v2ray-plugin")) else {
+            return Ok(());
+        };
+        let (origin, certificate) = (Origin::start().await?, Certificate::for_name("site.test"));
+        let directory = TempDir::new()?;
+        let file = directory.write("cert.pem", &certificate.certificate)?;
+        let key = directory.write("key.pem", &certificate.key)?;
+        let (file, key) = (file.display(), key.display());
+        for (theirs, ours) in [
+            ("server".to_owned(), String::new()),
+            ("server;mux=0;path=/some/where".to_owned(), "mux=0;path=/some/where".to_owned()),
+            (
+                format!("server;tls;host=site.test;cert={file};key={key}"),
+                format!("tls;host=site.test;cert={file}"),
+            ),
+        ] {
+            let (port, method) = (Port::reserve()?, "aes-256-gcm");
+            let plugin = ["--plugin", "ss-v2ray-plugin", "--plugin-opts", &theirs];
+            let _server = serve(&server, &port, method, &plugin).await?;
+            let mut outbound = outbound(&port, method);
+            outbound["plugin"] = "v2ray-plugin".into();
+            outbound["plugin_opts"] = ours.clone().into();
+            let proxy = Proxy::start(&culvert(), json!({ "type": "mixed" }), outbound).await?;
+            carries_everything(proxy.address(), &origin, false)
+                .await
+                .map_err(|error| in_method(&ours, error))?;
         }
         Ok(())
     });
