@@ -251,7 +251,7 @@ impl Node {
     }
 
     /// The node at a path such as `outbounds[0].tls`.
-    pub(crate) fn at_path(&self, path: &str) -> Option<&Node> {
+    pub(crate) fn at_path(&self, path: &str) -> Option<&Self> {
         let mut node = self;
         for step in path.split('.') {
             let (key, indices) = step.split_at(step.find('[').unwrap_or(step.len()));

@@ -418,7 +418,7 @@ fn a_fixed_speed_takes_a_module_that_is_missing() {
     match set_brutal(near.as_fd(), 1_000_000) {
         Ok(()) => {}
         Err(error) => assert!(
-            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied),
+            matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied),
             "{error}"
         ),
     }

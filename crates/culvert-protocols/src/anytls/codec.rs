@@ -178,7 +178,7 @@ impl Frames {
     }
 
     /// The next frame, or part of one. `None` means that more must come.
-    pub fn next(&mut self) -> Option<Frame> {
+    pub fn next_frame(&mut self) -> Option<Frame> {
         loop {
             let (head, left) = match self.current {
                 Some(current) => current,
@@ -296,7 +296,7 @@ fn all_frames(bytes: &[u8], at_once: usize) -> Vec<(Command, u32, Vec<u8>)> {
     let (mut frames, mut all) = (Frames::default(), Vec::<(Command, u32, Vec<u8>)>::new());
     for part in bytes.chunks(at_once.min(bytes.len().max(1))) {
         frames.take_in(BufChain::copied(part));
-        while let Some(frame) = frames.next() {
+        while let Some(frame) = frames.next_frame() {
             match frame {
                 Frame::Data { stream, data } => match all.last_mut() {
                     Some((Command::Push, last, sofar)) if *last == stream => sofar.extend_from_slice(&data),

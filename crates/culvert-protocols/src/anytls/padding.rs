@@ -116,7 +116,7 @@ impl Scheme {
 /// The value of a line; of several with one key the last counts.
 fn line<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let lines = text.lines().filter_map(|line| line.split_once('='));
-    lines.filter(|(name, _)| *name == key).map(|(_, value)| value).last()
+    lines.filter(|(name, _)| *name == key).map(|(_, value)| value).next_back()
 }
 
 fn part(text: &str) -> Option<Part> {
@@ -160,6 +160,6 @@ pub fn fuzz_scheme(bytes: &[u8]) {
         assert!(sent.starts_with(&data));
         let mut frames = super::codec::Frames::default();
         frames.take_in(BufChain::copied(&sent[data.len()..]));
-        assert!(frames.next().is_none() && frames.is_between());
+        assert!(frames.next_frame().is_none() && frames.is_between());
     }
 }

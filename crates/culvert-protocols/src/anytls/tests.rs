@@ -349,7 +349,7 @@ impl Raw {
     /// The next frame; `None` is the end of the connection.
     async fn recv(&mut self) -> Option<(Command, u32, Vec<u8>)> {
         loop {
-            match self.frames.next() {
+            match self.frames.next_frame() {
                 Some(Frame::Data { stream, data }) => return Some((Command::Push, stream, data.to_vec())),
                 Some(Frame::Control { head, data }) => return Some((head.command, head.stream, data)),
                 None => {}
@@ -633,7 +633,7 @@ async fn a_client_says_what_it_is_and_pads() {
     let rest = bytes.split_off(64);
     let mut frames = Frames::default();
     frames.take_in(BufChain::copied(&rest));
-    let Some(Frame::Control { head, data }) = frames.next() else { panic!("settings") };
+    let Some(Frame::Control { head, data }) = frames.next_frame() else { panic!("settings") };
     assert_eq!(head.command, Command::Settings);
     assert_eq!((setting(&data, "v"), setting(&data, "half-close")), (Some("2"), Some("1")));
     assert!(setting(&data, "client").unwrap().starts_with("culvert/"));
@@ -660,7 +660,7 @@ async fn a_scheme_of_the_servers_is_used_from_then_on() {
     raw.expect(Command::Push, 1, &[7; 20]).await;
     near.write_all(&[8; 20]).await.unwrap();
     raw.expect(Command::Push, 1, &[8; 20]).await;
-    let left = raw.frames.next();
+    let left = raw.frames.next_frame();
     assert!(left.is_none());
     let _other = dialled(&client, b"").await;
     let mut conn = server.conns.recv().await.unwrap();
@@ -860,7 +860,7 @@ fn data_goes_on_in_the_memory_it_came_in() {
     piece.append(&[7; 16_377]);
     let place = piece.as_ptr() as usize;
     frames.take_in(piece.into());
-    let Some(Frame::Data { data, .. }) = frames.next() else { panic!("data") };
+    let Some(Frame::Data { data, .. }) = frames.next_frame() else { panic!("data") };
     assert_eq!((data.as_ptr() as usize, data.len()), (place + 7, 16_377));
-    assert!(frames.next().is_none() && frames.is_between());
+    assert!(frames.next_frame().is_none() && frames.is_between());
 }
