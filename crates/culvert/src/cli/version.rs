@@ -25,7 +25,9 @@ pub(super) fn execute(arguments: &Arguments) -> Result<(), Failure> {
     let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
     let link = if cfg!(target_feature = "crt-static") { "static" } else { "dynamic" };
     // What a configuration can name as a type; the others are parts of several protocols.
-    let has_type = |protocol: &&&Protocol| protocol.inbound.is_some() || protocol.outbound.is_some();
+    let has_type = |protocol: &&&culvert_protocols::table::Protocol| {
+        protocol.inbound.is_some() || protocol.outbound.is_some()
+    };
     let protocols: Vec<_> =
         culvert_protocols::TABLE.iter().filter(has_type).map(|protocol| protocol.name).collect();
     let text = format!(

@@ -244,7 +244,7 @@ fn reload_tells_each_reason_on_a_line_with_its_place() {
                     line.contains("ERROR")
                         && line.contains(place)
                         && line.contains(reason)
-                        && !line.contains("; ")
+                        && line.matches("config.json:").count() == 1
                 };
                 peer.log().line_after(seen, tells).await?;
             }
