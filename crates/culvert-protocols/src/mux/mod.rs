@@ -53,7 +53,7 @@ use culvert_config::options::mux::{MuxProtocol, OutboundMux};
 use culvert_core::{BoxStream, Outbound};
 use culvert_wire::{Domain, Host, Target};
 
-pub(crate) use self::server::Server;
+pub(crate) use self::server::{Server, serve_smux};
 use crate::{BuildError, Protocol};
 
 /// The table's line: there is no config type of this name, other protocols carry it.

@@ -83,6 +83,20 @@ impl Server {
     }
 }
 
+/// Serves the streams of a connection that is smux from its first byte on; `streams` is given each of them.
+///
+/// # Errors
+/// What is inside is no smux.
+pub(crate) async fn serve_smux(
+    conn: BoxStream,
+    early: BufChain,
+    carrier: &Session,
+    streams: Arc<dyn StreamServer>,
+    dispatch: &Dispatch,
+) -> Result<(), ServeError> {
+    drive(open(MuxProtocol::Smux, conn, early).await?, carrier, streams, dispatch).await
+}
+
 /// A session of either kind.
 enum Driving {
     Frames(Box<Driver>),
@@ -124,7 +138,7 @@ impl Driving {
 async fn drive(
     mut driving: Driving,
     carrier: &Session,
-    streams: Arc<Streams>,
+    streams: Arc<dyn StreamServer>,
     dispatch: &Dispatch,
 ) -> Result<(), ServeError> {
     let client = carrier.source.ip();
@@ -145,7 +159,7 @@ async fn drive(
                     continue;
                 }
                 let session = Session { id: SessionId::next(), sniffed: None, ..carrier.clone() };
-                dispatch.serve(Arc::clone(&streams) as Arc<dyn StreamServer>, conn, session);
+                dispatch.serve(Arc::clone(&streams), conn, session);
             }
             Event::Idle => place = Some(dispatch.waiting().enter(client)),
             Event::Unused => {

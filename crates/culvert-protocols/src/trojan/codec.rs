@@ -82,6 +82,16 @@ impl Request {
     /// [`DecodeError`].
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let _line_end = r.array::<2>()?;
+        let request = Self::decode_inner(r)?;
+        let _line_end = r.array::<2>()?;
+        Ok(request)
+    }
+
+    /// Reads one as it stands at the beginning of a stream of [`Command::Mux`]: without line ends.
+    ///
+    /// # Errors
+    /// [`DecodeError`].
+    pub fn decode_inner(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let command = match r.u8()? {
             1 => Command::Connect,
             3 => Command::Associate,
@@ -89,7 +99,6 @@ impl Request {
             _ => return Err(DecodeError::Invalid("command")),
         };
         let target = AddressCodec::SOCKS.decode(r)?;
-        let _line_end = r.array::<2>()?;
         Ok(Self { command, target })
     }
 

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,6 +28,11 @@ pub(super) struct TrojanServer {
     users: KeyedUsers<KEY_LEN>,
     fallbacks: Fallbacks,
     onward: Onward,
+    inner: Arc<Inner>,
+}
+
+/// Serves the streams of trojan-go's mux, and associations.
+struct Inner {
     udp_timeout: Option<Duration>,
 }
 
@@ -46,7 +52,7 @@ impl TrojanServer {
             users,
             fallbacks: Fallbacks::new(options)?,
             onward: Onward { mux: mux::Server::new(options.multiplex.as_ref())?, uot: false },
-            udp_timeout,
+            inner: Arc::new(Inner { udp_timeout }),
         })
     }
 
@@ -94,7 +100,77 @@ impl TrojanServer {
         dispatch.submit(Incoming { session, io: Io::Stream(conn), early, reply: None, udp_timeout: None });
         Ok(())
     }
+}
 
+#[async_trait]
+impl StreamServer for TrojanServer {
+    async fn serve(
+        &self,
+        mut conn: BoxStream,
+        mut session: Session,
+        handshake: Handshake,
+        dispatch: &Dispatch,
+    ) -> Result<(), ServeError> {
+        let mut early = BufChain::new();
+        let known = match patiently(self.identify(&mut conn, &mut early)).await {
+            Some(known) => known?,
+            // Neither a key nor anything that is none: whoever waits for the site to speak shall have it.
+            None => None,
+        };
+        let Some(known) = known else { return self.fall_back(conn, early, session, dispatch).await };
+        session.user = known.name;
+        early.advance(KEY_LEN);
+        let request = match read_message(&mut conn, &mut early, MAX_REQUEST, Request::decode).await {
+            Ok(request) => request,
+            Err(error) => {
+                turn_away(&mut conn).await;
+                return Err(error);
+            }
+        };
+        drop(handshake);
+        session.target = request.target;
+        match request.command {
+            Command::Connect => {
+                let io = Io::Stream(conn);
+                let incoming = Incoming { session, io, early, reply: None, udp_timeout: None };
+                self.onward.submit(incoming, dispatch).await
+            }
+            Command::Associate => self.inner.associate(conn, early, session, dispatch).await,
+            Command::Mux => {
+                let inner = Arc::<Inner>::clone(&self.inner);
+                mux::serve_smux(conn, early, &session, inner, dispatch).await
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl StreamServer for Inner {
+    async fn serve(
+        &self,
+        mut conn: BoxStream,
+        mut session: Session,
+        handshake: Handshake,
+        dispatch: &Dispatch,
+    ) -> Result<(), ServeError> {
+        let mut early = BufChain::new();
+        let request = read_message(&mut conn, &mut early, MAX_REQUEST, Request::decode_inner).await;
+        let request = request.inspect_err(|_| conn.abort())?;
+        drop(handshake);
+        session.target = request.target;
+        match request.command {
+            Command::Connect => {
+                let io = Io::Stream(conn);
+                let incoming = Incoming { session, io, early, reply: None, udp_timeout: None };
+                Onward::default().submit(incoming, dispatch).await
+            }
+            Command::Associate => self.associate(conn, early, session, dispatch).await,
+            Command::Mux => Err(ServeError::Unsupported("mux inside mux")),
+        }
+    }
+}
+
+impl Inner {
     async fn associate(
         &self,
         mut conn: BoxStream,
@@ -127,48 +203,6 @@ impl TrojanServer {
             udp_timeout: self.udp_timeout,
         });
         Ok(())
-    }
-}
-
-#[async_trait]
-impl StreamServer for TrojanServer {
-    async fn serve(
-        &self,
-        mut conn: BoxStream,
-        mut session: Session,
-        handshake: Handshake,
-        dispatch: &Dispatch,
-    ) -> Result<(), ServeError> {
-        let mut early = BufChain::new();
-        let known = match patiently(self.identify(&mut conn, &mut early)).await {
-            Some(known) => known?,
-            // Neither a key nor anything that is none: whoever waits for the site to speak shall have it.
-            None => None,
-        };
-        let Some(known) = known else { return self.fall_back(conn, early, session, dispatch).await };
-        session.user = known.name;
-        early.advance(KEY_LEN);
-        let request = match read_message(&mut conn, &mut early, MAX_REQUEST, Request::decode).await {
-            Ok(request) => request,
-            Err(error) => {
-                turn_away(&mut conn).await;
-                return Err(error);
-            }
-        };
-        drop(handshake);
-        session.target = request.target;
-        match request.command {
-            Command::Connect => {
-                let (io, udp_timeout) = (Io::Stream(conn), self.udp_timeout);
-                let incoming = Incoming { session, io, early, reply: None, udp_timeout };
-                self.onward.submit(incoming, dispatch).await
-            }
-            Command::Associate => self.associate(conn, early, session, dispatch).await,
-            Command::Mux => {
-                turn_away(&mut conn).await;
-                Err(ServeError::Unsupported("trojan-go's mux"))
-            }
-        }
     }
 }
 

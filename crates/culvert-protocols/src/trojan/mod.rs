@@ -5,6 +5,7 @@
 //! key        the hexadecimal digits of SHA-224(password), lower case
 //! command    1 a connection, 3 datagrams, 7f trojan-go's mux
 //! datagram   address  length[2]  CRLF  data             to the server where to, from it where from
+//! mux        smux 1, each stream: command  address      then payload; the address in the request means nothing
 //! ```
 //!
 //! Addresses are `AddressCodec::SOCKS` of the wire crate. Sources: the protocol's description by trojan-gfw
@@ -19,7 +20,7 @@
 //!
 //! After a known key there is no fallback, as in sing-box.
 //!
-//! Left out on purpose: cutting datagrams. Ours may have any size; a peer's limit (sing-box: 16 KiB) ends the
+//! Left out on purpose: a client of trojan-go's mux, which sing-box has not either; cutting datagrams. Ours may have any size; a peer's limit (sing-box: 16 KiB) ends the
 //! association there.
 
 pub mod codec;

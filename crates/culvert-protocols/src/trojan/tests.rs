@@ -303,6 +303,39 @@ async fn fallbacks_are_chosen_by_alpn() {
 }
 
 #[tokio::test]
+async fn the_mux_of_trojan_go_carries_streams_and_datagrams() {
+    let mut world = World::new();
+    let (mut near, _serving) = world.serve(&server(&options()));
+    let mut bytes = Vec::new();
+    Request { command: Command::Mux, target: target("mux_conn:0") }.encode(&key(b"pw"), &mut bytes);
+    // Stream 3 to 127.0.0.1:80 as the sheet has it, its payload in another frame as well; then datagrams on stream 5.
+    bytes.extend(
+        b"\x01\x00\x00\x00\x03\x00\x00\x00\x01\x02\x0a\x00\x03\x00\x00\x00\x01\x01\x7f\x00\x00\x01\x00\x50hi",
+    );
+    bytes.extend(b"\x01\x02\x02\x00\x03\x00\x00\x00 !");
+    bytes.extend(
+        b"\x01\x00\x00\x00\x05\x00\x00\x00\x01\x02\x15\x00\x05\x00\x00\x00\x03\x01\x01\x02\x03\x04\x00\x35",
+    );
+    bytes.extend(b"\x01\x01\x02\x03\x04\x00\x35\x00\x02\r\nyo");
+    near.write_all(&bytes).await.unwrap();
+    let arrived = world.next().await;
+    assert_eq!(arrived.session.target, target("127.0.0.1:80"));
+    let mut far = arrived.stream();
+    let mut all = [0; 4];
+    far.read_exact(&mut all).await.unwrap();
+    assert_eq!(&all, b"hi !");
+    let arrived = world.next().await;
+    assert_eq!((arrived.session.network, &arrived.session.target), (Network::Udp, &target("1.2.3.4:53")));
+    let mut packets = arrived.packets();
+    let mut waiting = PacketBatch::new();
+    assert_eq!(recv_packet(&mut packets, &mut waiting).await, ("1.2.3.4:53".into(), b"yo".to_vec()));
+    far.write_all(b"back").await.unwrap();
+    let mut answer = [0; 12];
+    near.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"\x01\x02\x04\x00\x03\x00\x00\x00back");
+}
+
+#[tokio::test]
 async fn a_failed_dial_breaks_the_stream() {
     let world = World::deciding(|_| Err(DialError::Rejected("a test")));
     let client = client(&world, &server(&options()), "password");
