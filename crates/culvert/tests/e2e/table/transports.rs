@@ -12,9 +12,9 @@ links! {
     ws_early_path: || client("vless", ws_early_path()) => || server("vless", ws_early_path()), ENDS_TOGETHER;
     httpupgrade: || client("vless", httpupgrade()) => || server("vless", httpupgrade()), ALL;
     http: || client("vless", http()) => || server("vless", http()), ENDS_TOGETHER;
-    http_tls: || in_tls(client("vless", http())) => || behind_tls(server("vless", http())), ENDS_TOGETHER;
+    http_tls: || in_tls(client("trojan", http())) => || behind_tls(server("trojan", http())), ENDS_TOGETHER;
     grpc: || client("vless", grpc()) => || server("vless", grpc()), ENDS_TOGETHER;
-    grpc_tls: || in_tls(client("vless", grpc())) => || behind_tls(server("vless", grpc())), ENDS_TOGETHER;
+    grpc_tls: || in_tls(client("trojan", grpc())) => || behind_tls(server("trojan", grpc())), ENDS_TOGETHER;
 }
 
 light_links! {
@@ -36,6 +36,42 @@ light_links! {
     vless_grpc: || client("vless", grpc()) => || server("vless", grpc()), ENDS_TOGETHER;
     vless_grpc_tls: || in_tls(client("vless", grpc()))
         => || behind_tls(server("vless", grpc())), ENDS_TOGETHER;
+    trojan_ws: || client("trojan", ws()) => || server("trojan", ws()), ENDS_TOGETHER;
+    trojan_ws_tls: || in_tls(client("trojan", ws()))
+        => || behind_tls(server("trojan", ws())), ENDS_TOGETHER;
+    trojan_ws_early_header: || client("trojan", ws_early_header()) => || server("trojan", ws_early_header()), ENDS_TOGETHER;
+    trojan_ws_early_header_tls: || in_tls(client("trojan", ws_early_header()))
+        => || behind_tls(server("trojan", ws_early_header())), ENDS_TOGETHER;
+    trojan_ws_early_path: || client("trojan", ws_early_path()) => || server("trojan", ws_early_path()), ENDS_TOGETHER;
+    trojan_ws_early_path_tls: || in_tls(client("trojan", ws_early_path()))
+        => || behind_tls(server("trojan", ws_early_path())), ENDS_TOGETHER;
+    trojan_httpupgrade: || client("trojan", httpupgrade()) => || server("trojan", httpupgrade()), ALL;
+    trojan_httpupgrade_tls: || in_tls(client("trojan", httpupgrade()))
+        => || behind_tls(server("trojan", httpupgrade())), ALL;
+    trojan_http: || client("trojan", http()) => || server("trojan", http()), ENDS_TOGETHER;
+    trojan_http_tls: || in_tls(client("trojan", http()))
+        => || behind_tls(server("trojan", http())), ENDS_TOGETHER;
+    trojan_grpc: || client("trojan", grpc()) => || server("trojan", grpc()), ENDS_TOGETHER;
+    trojan_grpc_tls: || in_tls(client("trojan", grpc()))
+        => || behind_tls(server("trojan", grpc())), ENDS_TOGETHER;
+    vmess_ws: || client("vmess", ws()) => || server("vmess", ws()), ENDS_TOGETHER;
+    vmess_ws_tls: || in_tls(client("vmess", ws()))
+        => || behind_tls(server("vmess", ws())), ENDS_TOGETHER;
+    vmess_ws_early_header: || client("vmess", ws_early_header()) => || server("vmess", ws_early_header()), ENDS_TOGETHER;
+    vmess_ws_early_header_tls: || in_tls(client("vmess", ws_early_header()))
+        => || behind_tls(server("vmess", ws_early_header())), ENDS_TOGETHER;
+    vmess_ws_early_path: || client("vmess", ws_early_path()) => || server("vmess", ws_early_path()), ENDS_TOGETHER;
+    vmess_ws_early_path_tls: || in_tls(client("vmess", ws_early_path()))
+        => || behind_tls(server("vmess", ws_early_path())), ENDS_TOGETHER;
+    vmess_httpupgrade: || client("vmess", httpupgrade()) => || server("vmess", httpupgrade()), ALL;
+    vmess_httpupgrade_tls: || in_tls(client("vmess", httpupgrade()))
+        => || behind_tls(server("vmess", httpupgrade())), ALL;
+    vmess_http: || client("vmess", http()) => || server("vmess", http()), ENDS_TOGETHER;
+    vmess_http_tls: || in_tls(client("vmess", http()))
+        => || behind_tls(server("vmess", http())), ENDS_TOGETHER;
+    vmess_grpc: || client("vmess", grpc()) => || server("vmess", grpc()), ENDS_TOGETHER;
+    vmess_grpc_tls: || in_tls(client("vmess", grpc()))
+        => || behind_tls(server("vmess", grpc())), ENDS_TOGETHER;
     grpc_without_a_name: || client("vless", json!({ "type": "grpc" }))
         => || server("vless", json!({ "type": "grpc" })), ENDS_TOGETHER;
 }
