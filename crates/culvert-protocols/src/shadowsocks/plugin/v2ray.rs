@@ -173,6 +173,10 @@ impl StreamConn for OneSession {
     fn local_addr(&self) -> Option<SocketAddr> {
         self.lower.local_addr()
     }
+
+    fn outermost_socket(&self) -> Option<&tokio::net::TcpStream> {
+        self.lower.outermost_socket()
+    }
 }
 
 impl AsyncRead for OneSession {

@@ -50,7 +50,7 @@ macro_rules! combinations {
 
 mod within {
     use super::*;
-    combinations! { vless shadowsocks }
+    combinations! { vless trojan vmess shadowsocks }
 }
 
 /// `outbound` with its connections multiplexed.
@@ -91,6 +91,32 @@ mod vless {
 
     pub(super) fn inbound() -> Value {
         json!({ "type": "vless", "users": [{ "name": USER.0, "uuid": ID }] })
+    }
+}
+
+mod vmess {
+    use super::*;
+
+    const ID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
+
+    pub(super) fn outbound() -> Value {
+        json!({ "type": "vmess", "uuid": ID, "security": "aes-128-gcm" })
+    }
+
+    pub(super) fn inbound() -> Value {
+        json!({ "type": "vmess", "users": [{ "name": USER.0, "uuid": ID }] })
+    }
+}
+
+mod trojan {
+    use super::*;
+
+    pub(super) fn outbound() -> Value {
+        in_tls(json!({ "type": "trojan", "password": USER.1 }))
+    }
+
+    pub(super) fn inbound() -> Value {
+        behind_tls(json!({ "type": "trojan", "users": [{ "name": USER.0, "password": USER.1 }] }))
     }
 }
 
