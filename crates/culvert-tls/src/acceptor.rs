@@ -10,15 +10,16 @@ use rustls::ServerConfig;
 use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs::Ticketer};
 use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::ClientCertVerifier;
+use tokio::io::AsyncWriteExt;
 
 use crate::authorities::Authorities;
 use crate::conn::TlsConn;
 use crate::engine::{self, Facts, Failure};
 use crate::error::{SettingsError, Side, TlsError, TlsFault};
-use crate::identity::Resolver;
+use crate::identity::{self, CertificateSource, Resolver};
 use crate::notes::Secrets;
 use crate::provider;
-use crate::settings::{ClientAuthentication, ServerSettings, Source};
+use crate::settings::{ClientAuthentication, Identity, Parameters, ServerSettings, Source};
 use crate::verify::{ClientBelief, ClientVerifier};
 use crate::watch::Watched;
 
@@ -26,6 +27,8 @@ use crate::watch::Watched;
 const HTTP_1_1: &str = "http/1.1";
 /// HTTP/2.
 const HTTP_2: &str = "h2";
+/// What an authority offers that wants a proof (RFC 8737 section 3).
+const ACME_TLS: &str = "acme-tls/1";
 
 /// Shakes hands with clients. One object serves all connections.
 #[derive(Clone)]
@@ -34,6 +37,14 @@ pub struct Acceptor {
     timeout: Option<Duration>,
     /// HTTP/1.1 was not asked for, and stands in the list of protocols only so that its clients are let in.
     tolerates_http_1_1: bool,
+    prover: Option<Prover>,
+}
+
+/// What answers an authority that wants a proof.
+#[derive(Clone)]
+struct Prover {
+    source: Arc<dyn CertificateSource>,
+    config: Arc<ServerConfig>,
 }
 
 impl Acceptor {
@@ -43,6 +54,10 @@ impl Acceptor {
     /// An option means nothing, a file cannot be read, or key and certificate are no pair.
     pub fn new(settings: &ServerSettings) -> Result<Self, SettingsError> {
         let parameters = &settings.parameters;
+        let prover = match &settings.identity {
+            Identity::Provided(source) => Some(Prover::new(source)?),
+            Identity::Given(_) | Identity::SelfSigned => None,
+        };
         let provider = provider::provider(parameters)?;
         let algorithms = provider.signature_verification_algorithms;
         let builder = ServerConfig::builder_with_provider(provider)
@@ -65,7 +80,8 @@ impl Acceptor {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.ticketer = Ticketer::new().map_err(|error| SettingsError::invalid("tls", error))?;
         config.send_tls13_tickets = 1;
-        Ok(Self { config: Arc::new(config), timeout: settings.handshake_timeout, tolerates_http_1_1 })
+        let (config, timeout) = (Arc::new(config), settings.handshake_timeout);
+        Ok(Self { config, timeout, tolerates_http_1_1, prover })
     }
 
     /// Shakes hands over `conn`. Without a timeout in the settings the table of handshakes limits the time.
@@ -73,7 +89,9 @@ impl Acceptor {
     /// # Errors
     /// Why not, and what name the client asked for.
     pub async fn accept(&self, conn: BoxStream) -> Result<(TlsConn, Facts), TlsError> {
-        let handshake = engine::accept(conn, Arc::clone(&self.config));
+        let prover = self.prover.as_ref().filter(|prover| prover.source.is_proving());
+        let other = prover.map(|prover| (ACME_TLS.as_bytes(), Arc::clone(&prover.config)));
+        let handshake = engine::accept(conn, Arc::clone(&self.config), other);
         let result = match self.timeout {
             None => handshake.await,
             Some(limit) => match tokio::time::timeout(limit, handshake).await {
@@ -81,12 +99,14 @@ impl Acceptor {
                 Err(_) => Err(Failure { fault: TlsFault::Timeout(limit), server_name: None }),
             },
         };
-        let (conn, mut facts) = result.map_err(|Failure { fault, server_name }| TlsError {
-            side: Side::Server,
-            name: server_name,
-            peer: None,
-            fault,
-        })?;
+        let failed = |fault, name| TlsError { side: Side::Server, name, peer: None, fault };
+        let (mut conn, mut facts) =
+            result.map_err(|Failure { fault, server_name }| failed(fault, server_name))?;
+        if prover.is_some() && facts.alpn.as_deref() == Some(ACME_TLS) {
+            // The handshake was all it wanted. It may be gone already.
+            let _ = conn.shutdown().await;
+            return Err(failed(TlsFault::Proved, facts.server_name));
+        }
         if self.tolerates_http_1_1 {
             facts.alpn = facts.alpn.filter(|name| name != HTTP_1_1);
         }
@@ -100,6 +120,22 @@ impl Acceptor {
     pub(crate) fn without_tickets(mut self) -> Self {
         Arc::make_mut(&mut self.config).send_tls13_tickets = 0;
         self
+    }
+}
+
+impl Prover {
+    fn new(source: &Arc<dyn CertificateSource>) -> Result<Self, SettingsError> {
+        let parameters = Parameters::default();
+        let mut config = ServerConfig::builder_with_provider(provider::provider(&parameters)?)
+            .with_protocol_versions(&provider::versions(&parameters)?)
+            .map_err(|error| SettingsError::invalid("tls", error))?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(identity::Prover(Arc::clone(source))));
+        config.alpn_protocols = vec![ACME_TLS.into()];
+        config.enable_secret_extraction = true;
+        config.key_log = Arc::new(Secrets);
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Self { source: Arc::clone(source), config: Arc::new(config) })
     }
 }
 

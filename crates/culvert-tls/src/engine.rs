@@ -28,6 +28,7 @@ use zeroize::Zeroizing;
 use crate::conn::{Handover, TlsConn};
 use crate::error::TlsFault;
 use crate::fragment;
+use crate::hello;
 use crate::notes::{self, Notes};
 use crate::provider::iana_name;
 use crate::record::{Cipher, HEADER, Opener, Sealer, Secret, TrafficSecret};
@@ -80,13 +81,24 @@ pub(crate) async fn connect(
     handshake.finish(conn, result).await
 }
 
-/// Shakes hands as a server.
+/// Shakes hands as a server. With `other`, clients that offer this protocol and no other are served by that
+/// configuration.
 pub(crate) async fn accept(
     mut conn: BoxStream,
-    config: Arc<ServerConfig>,
+    mut config: Arc<ServerConfig>,
+    other: Option<(&[u8], Arc<ServerConfig>)>,
 ) -> Result<(TlsConn, Facts), Failure> {
+    let mut incoming = Vec::new();
+    if let Some((protocol, other)) = other {
+        while !hello::is_whole(&incoming) {
+            receive(&mut conn, &mut incoming).await?;
+        }
+        if hello::offers_only(&incoming, protocol) {
+            config = other;
+        }
+    }
     let machine = UnbufferedServerConnection::new(config).map_err(TlsFault::from)?;
-    let mut handshake = Handshake::new(Machine::Server(Box::new(machine)));
+    let mut handshake = Handshake { incoming, ..Handshake::new(Machine::Server(Box::new(machine))) };
     let result = handshake.run(&mut conn, Fragment::default()).await;
     handshake.finish(conn, result).await
 }
@@ -115,7 +127,7 @@ impl Handshake {
                 Step::Done => return Ok(()),
                 Step::Wait => {
                     self.send(conn, fragment).await?;
-                    self.receive(conn).await?;
+                    receive(conn, &mut self.incoming).await?;
                 }
             }
         }
@@ -159,18 +171,6 @@ impl Handshake {
         }
         let flight = std::mem::take(&mut self.outgoing);
         fragment::write(conn, &flight, fragment).await.map_err(TlsFault::Io)
-    }
-
-    async fn receive(&mut self, conn: &mut BoxStream) -> Result<(), TlsFault> {
-        let more = read_chain(conn, Room::NONE).await.map_err(TlsFault::Io)?;
-        if more.is_empty() {
-            return Err(TlsFault::Closed);
-        }
-        more.iter().for_each(|piece| self.incoming.extend_from_slice(piece));
-        if self.incoming.len() > MAX_PENDING {
-            return Err(TlsFault::Protocol("the handshake is too long".to_owned()));
-        }
-        Ok(())
     }
 
     /// Hands over to our record layer, or tells the peer why not.
@@ -223,6 +223,19 @@ impl Handshake {
             other => other.into(),
         }
     }
+}
+
+/// Reads what comes next.
+async fn receive(conn: &mut BoxStream, incoming: &mut Vec<u8>) -> Result<(), TlsFault> {
+    let more = read_chain(conn, Room::NONE).await.map_err(TlsFault::Io)?;
+    if more.is_empty() {
+        return Err(TlsFault::Closed);
+    }
+    more.iter().for_each(|piece| incoming.extend_from_slice(piece));
+    if incoming.len() > MAX_PENDING {
+        return Err(TlsFault::Protocol("the handshake is too long".to_owned()));
+    }
+    Ok(())
 }
 
 /// Whether the bytes begin as a record does.

@@ -66,6 +66,9 @@ pub enum TlsFault {
     /// None of the protocols offered by ALPN is known to the server.
     #[error("no application protocol in common")]
     Alpn,
+    /// The peer is no client, but an authority that wanted a proof that the name is served here (RFC 8737), and has it.
+    #[error("an authority has its proof")]
+    Proved,
     /// Anything else, in the words of the TLS library.
     #[error("{0}")]
     Protocol(String),
@@ -77,7 +80,7 @@ impl TlsFault {
     pub fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Timeout(_) => io::ErrorKind::TimedOut,
-            Self::Closed => io::ErrorKind::UnexpectedEof,
+            Self::Closed | Self::Proved => io::ErrorKind::UnexpectedEof,
             Self::Io(error) => error.kind(),
             Self::Alert(_) => io::ErrorKind::ConnectionAborted,
             Self::Certificate(_) | Self::EchRejected { .. } | Self::EchMissing => {
@@ -107,7 +110,7 @@ impl From<TlsError> for DialError {
 impl From<TlsError> for ServeError {
     fn from(error: TlsError) -> Self {
         match error.fault {
-            TlsFault::Closed => Self::Left,
+            TlsFault::Closed | TlsFault::Proved => Self::Left,
             _ => Self::Io(error.into()),
         }
     }

@@ -65,6 +65,9 @@ pub enum CertificateFault {
     /// It is missing.
     #[error("no certificate was given")]
     Missing,
+    /// We have none for this client, for the reason given.
+    #[error("{0}")]
+    NotThere(String),
     /// Anything else.
     #[error("certificate for {name}: {reason}")]
     Other {

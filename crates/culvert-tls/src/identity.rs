@@ -16,8 +16,9 @@ use tokio::time::Instant;
 
 use crate::der::Certificate;
 use crate::error::SettingsError;
+use crate::fault::CertificateFault;
 use crate::notes;
-use crate::settings::{Identity, KeyPairSource};
+use crate::settings::{Identity, KeyPairSource, Source};
 use crate::watch::Watched;
 
 /// The keys of the options that an error names: certificate and key.
@@ -54,12 +55,71 @@ fn chain(pem: &str, option: &'static str) -> Result<Vec<CertificateDer<'static>>
     }
 }
 
+/// A certificate of ours with its chain and key, ready to be shown. Cheap to clone.
+#[derive(Clone)]
+pub struct OwnCertificate(Arc<CertifiedKey>);
+
+impl OwnCertificate {
+    /// From a chain, the own certificate first, and its key, both in PEM.
+    ///
+    /// # Errors
+    /// One of them cannot be read, or they do not belong together.
+    pub fn from_pem(chain: &str, key: &str) -> Result<Self, SettingsError> {
+        let source = KeyPairSource {
+            certificate: Source::Inline(chain.to_owned()),
+            key: Source::Inline(key.to_owned()),
+        };
+        load(&source, ["certificate", "key"]).map(|pair| Self(Arc::new(pair)))
+    }
+
+    /// From when to when it is valid, in seconds since 1970.
+    #[must_use]
+    pub fn validity(&self) -> (i64, i64) {
+        let leaf = self.0.cert.first().and_then(|der| Certificate::parse(der));
+        leaf.map_or((0, 0), |leaf| (leaf.not_before, leaf.not_after))
+    }
+}
+
+impl fmt::Debug for OwnCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OwnCertificate")
+    }
+}
+
+/// Where a server's certificates come from that are not files of the user's: they come later and change by themselves.
+pub trait CertificateSource: fmt::Debug + Send + Sync {
+    /// The certificate for clients that ask for `name`.
+    ///
+    /// # Errors
+    /// Why there is none, for the log.
+    fn certificate(&self, name: Option<&str>) -> Result<OwnCertificate, String>;
+
+    /// Whether an authority may ask for a proof now. Clients are looked at more closely only while it may.
+    fn is_proving(&self) -> bool;
+
+    /// The certificate that proves to an authority that `name` is served here (RFC 8737), while it asks for that.
+    fn proof(&self, name: &str) -> Option<OwnCertificate>;
+}
+
+/// Answers an authority that asks for a proof.
+#[derive(Debug)]
+pub(crate) struct Prover(pub(crate) Arc<dyn CertificateSource>);
+
+impl ResolvesServerCert for Prover {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let name = hello.server_name()?;
+        notes::server_name(name);
+        self.0.proof(name).map(|proof| proof.0)
+    }
+}
+
 /// Chooses the certificate that a server shows, and notes the name that the client asked for.
 pub(crate) struct Resolver(Choice);
 
 enum Choice {
     Given(Watched<Arc<CertifiedKey>>),
     SelfSigned(SelfSigned),
+    Provided(Arc<dyn CertificateSource>),
 }
 
 impl Resolver {
@@ -72,6 +132,7 @@ impl Resolver {
                 Choice::Given(Watched::new("TLS certificate", paths, load)?)
             }
             Identity::SelfSigned => Choice::SelfSigned(SelfSigned::new()?),
+            Identity::Provided(source) => Choice::Provided(Arc::clone(source)),
         }))
     }
 }
@@ -84,6 +145,13 @@ impl ResolvesServerCert for Resolver {
         match &self.0 {
             Choice::Given(given) => Some(Arc::clone(&given.current().0)),
             Choice::SelfSigned(made) => made.certificate(hello.server_name().unwrap_or_default()),
+            Choice::Provided(source) => match source.certificate(hello.server_name()) {
+                Ok(certificate) => Some(certificate.0),
+                Err(reason) => {
+                    notes::fault(CertificateFault::NotThere(reason));
+                    None
+                }
+            },
         }
     }
 }
@@ -147,7 +215,6 @@ impl SelfSigned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Source;
     use crate::testing::Ca;
 
     fn inline(certificate: &str, key: &str) -> KeyPairSource {

@@ -19,7 +19,7 @@
 //! | `fragment`, `hello` | the first message in pieces |
 //! | `watch` | files that change |
 //!
-//! Left out on purpose: kernel TLS, ECH on the side of a server, certificates by ACME, browsers' hellos (`utls`) and
+//! Left out on purpose: kernel TLS, ECH on the side of a server, browsers' hellos (`utls`) and
 //! REALITY. The last two need a handshake of their own; the record layer takes its secrets as it takes the library's.
 
 #![forbid(unsafe_code)]
@@ -56,4 +56,5 @@ pub use connector::Connector;
 pub use engine::Facts;
 pub use error::{SettingsError, TlsError, TlsFault};
 pub use fault::CertificateFault;
+pub use identity::{CertificateSource, OwnCertificate};
 pub use settings::{ClientSettings, ServerSettings, StoreSettings};

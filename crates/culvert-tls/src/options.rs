@@ -1,14 +1,17 @@
 //! From the options of a configuration to settings. Running objects never see options.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use culvert_config::options::certificate::{CertificateOptions, CertificateStore};
+use culvert_config::options::certificate_provider::{CertificateProviderReference, MadeProvider};
 use culvert_config::options::tls;
 use culvert_config::options::tls::inbound::ClientAuthentication as Asked;
 use culvert_config::options::tls::{InboundTls, OutboundTls, TlsVersion};
 use culvert_config::value::{Base64, List, Pem, PemSection, Word};
 
 use crate::error::SettingsError;
+use crate::identity::CertificateSource;
 use crate::settings::{
     ClientAuthentication, ClientSettings, Curve, Ech, Fragment, Identity, KeyPairSource, Parameters,
     ServerSettings, Source, StoreBase, StoreSettings, Trust, Version,
@@ -76,18 +79,9 @@ pub fn server(options: &InboundTls) -> Result<ServerSettings, SettingsError> {
         ("kernel_tx", options.kernel_tx),
         ("kernel_rx", options.kernel_rx),
         ("acme", options.acme.as_ref().is_some_and(|acme| !acme.domain.is_empty())),
-        ("certificate_provider", options.certificate_provider.is_some()),
         ("ech", options.ech.as_ref().is_some_and(|ech| ech.enabled)),
         ("reality", options.reality.as_ref().is_some_and(|reality| reality.enabled)),
     ])?;
-    let certificate = source(&options.certificate, &options.certificate_path);
-    let key = source(&options.key, &options.key_path);
-    let identity = match (certificate, key) {
-        (Some(certificate), Some(key)) => Identity::Given(KeyPairSource { certificate, key }),
-        (None, None) if options.insecure => Identity::SelfSigned,
-        (None, _) => return Err(SettingsError::invalid("certificate", "it is missing")),
-        (Some(_), None) => return Err(SettingsError::invalid("key", "it is missing")),
-    };
     Ok(ServerSettings {
         parameters: parameters(
             &options.alpn,
@@ -95,10 +89,36 @@ pub fn server(options: &InboundTls) -> Result<ServerSettings, SettingsError> {
             &options.cipher_suites,
             &options.curve_preferences,
         )?,
-        identity,
+        identity: identity(options)?,
         clients: client_authentication(options)?,
         handshake_timeout: options.handshake_timeout.get(),
     })
+}
+
+/// The reference to put into `certificate_provider` in place of one that names or describes the source, so that
+/// [`server`] finds it. Options know no running objects, and who builds from them does not know all of those.
+#[must_use]
+pub fn provided(source: Arc<dyn CertificateSource>) -> CertificateProviderReference {
+    CertificateProviderReference::Made(MadeProvider(Arc::new(source)))
+}
+
+fn identity(options: &InboundTls) -> Result<Identity, SettingsError> {
+    if let Some(reference) = &options.certificate_provider {
+        let made = match reference {
+            CertificateProviderReference::Made(made) => made.0.downcast_ref::<Arc<dyn CertificateSource>>(),
+            CertificateProviderReference::Tag(_) | CertificateProviderReference::Inline(_) => None,
+        };
+        let source = made.ok_or(SettingsError::NotBuilt { option: "certificate_provider" })?;
+        return Ok(Identity::Provided(Arc::clone(source)));
+    }
+    let certificate = source(&options.certificate, &options.certificate_path);
+    let key = source(&options.key, &options.key_path);
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => Ok(Identity::Given(KeyPairSource { certificate, key })),
+        (None, None) if options.insecure => Ok(Identity::SelfSigned),
+        (None, _) => Err(SettingsError::invalid("certificate", "it is missing")),
+        (Some(_), None) => Err(SettingsError::invalid("key", "it is missing")),
+    }
 }
 
 /// The settings of the certificate store.
@@ -318,6 +338,17 @@ mod tests {
         let tls = format!(r#""certificate": {:?}, "key": {:?}"#, own.chain, own.key);
         let Identity::Given(source) = server(&inbound(&tls)).unwrap().identity else { panic!("made up") };
         assert_eq!(source.certificate, Source::Inline(own.chain));
+    }
+
+    #[test]
+    fn a_certificate_provider_comes_before_files_once_it_is_made() {
+        let mut tls = inbound(r#""insecure": true"#);
+        tls.certificate_provider = Some(CertificateProviderReference::Inline(
+            culvert_config::options::certificate_provider::CertificateProviderKind::Acme(Box::default()),
+        ));
+        assert_eq!(server(&tls).unwrap_err().to_string(), "certificate_provider is not built yet");
+        tls.certificate_provider = Some(provided(Arc::new(crate::tests::Given::default())));
+        assert!(matches!(server(&tls).unwrap().identity, Identity::Provided(_)));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! What a client and a server are made from: plain values, whatever text they came from.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::SettingsError;
+use crate::identity::CertificateSource;
 use crate::watch::read_text;
 
 /// Text that stands in the configuration or in a file.
@@ -181,6 +183,8 @@ pub enum Identity {
     Given(KeyPairSource),
     /// One made up for each name that clients ask for, with a key made up at the start.
     SelfSigned,
+    /// What this has at the time. While it is to prove that names are ours, the acceptor also answers the authority.
+    Provided(Arc<dyn CertificateSource>),
 }
 
 /// What a server asks of its clients.

@@ -1,6 +1,9 @@
 //! `certificate_providers`, and the places that name one or describe their own.
 
+use std::any::Any;
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::http_client::HttpClientReference;
 use crate::cx::Cx;
@@ -28,6 +31,24 @@ pub enum CertificateProviderReference {
     Tag(CertificateProviderTag),
     /// A provider of its own.
     Inline(CertificateProviderKind),
+    /// The running object that one of the other two stands for, put in its place by the program. Never read or written.
+    Made(MadeProvider),
+}
+
+/// A running object. What it is, only those know who made it and who use it.
+#[derive(Clone)]
+pub struct MadeProvider(pub Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for MadeProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MadeProvider")
+    }
+}
+
+impl PartialEq for MadeProvider {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 options! {
@@ -312,6 +333,7 @@ impl OptionValue for CertificateProviderReference {
                 entries.extend(table::encode_fields(kind.table()));
                 Value::Object(entries).into()
             }
+            Self::Made(_) => Node::default(),
         }
     }
 

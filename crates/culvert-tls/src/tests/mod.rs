@@ -2,6 +2,7 @@
 
 mod handshake;
 mod interop;
+mod provided;
 mod trust;
 
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use crate::settings::{
 };
 use crate::testing::{Ca, Issued};
 use crate::{Acceptor, Connector, Store};
+
+pub(crate) use provided::Given;
 
 /// A store that trusts nobody, so that no test depends on the system.
 fn nobody() -> Arc<Store> {
