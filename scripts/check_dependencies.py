@@ -23,7 +23,10 @@ BANNED = {
 FLOORS = {"quinn-proto": (0, 11, 19)}
 
 # Crates that may be there in two versions, each with the reason. Empty is the aim.
-DUPLICATES = {}
+DUPLICATES = {
+    "base64": "instant-acme 0.8 still takes 0.22",
+    "untrusted": "instant-acme 0.8 takes aws-lc-rs with the features it has by default",
+}
 
 
 def main():

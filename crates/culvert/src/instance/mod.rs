@@ -3,7 +3,9 @@
 //! [`Instance::build`] makes the objects, outbounds before those that dial through them, and opens nothing.
 //! [`Instance::start`] opens the sockets. [`Instance::close`] closes them and ends what is left.
 
+mod certificates;
 mod errors;
+mod http_clients;
 mod namespaces;
 mod outbounds;
 
@@ -13,6 +15,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use culvert_acme::Provider;
 use culvert_config::Options;
 use culvert_config::options::inbound::InboundKind;
 use culvert_config::value::Mark;
@@ -25,7 +28,9 @@ use tokio::task::JoinSet;
 use crate::dns::{self, Dns};
 use crate::groups::{Groups, History, Member};
 use crate::router::{Router, RuleSetStore};
+use certificates::Certificates;
 pub use errors::BuildErrors;
+use http_clients::Base;
 use outbounds::Around;
 pub(crate) use outbounds::with_defaults;
 
@@ -48,6 +53,7 @@ pub struct Instance {
     rule_sets: Arc<RuleSetStore>,
     /// Kept here: those who ask it do not count themselves.
     _dns: Arc<Dns>,
+    certificates: Vec<Arc<Provider>>,
     /// Sweeps, and whatever else lives as long as the instance.
     background: JoinSet<()>,
 }
@@ -68,15 +74,21 @@ impl Instance {
         let options = &with_mark(options);
         unbuilt_sections(options, &mut errors);
         namespaces::check(&options.network_namespaces, &mut errors);
-        let inbounds = build_inbounds(options, &mut errors);
         let parts = Parts::build(options, &mut errors);
-        let Some(Parts { router, groups, rule_sets, dns, flows }) = parts else { return Err(errors) };
+        let mut certificates =
+            parts.as_ref().map(|parts| Certificates::new(options, &parts.base, &mut errors));
+        let inbounds = build_inbounds(options, certificates.as_mut(), &mut errors);
+        let certificates = certificates.map(Certificates::into_providers).unwrap_or_default();
+        let Some(Parts { router, groups, rule_sets, dns, flows, base: _ }) = parts else {
+            return Err(errors);
+        };
         if !errors.is_empty() {
             return Err(errors);
         }
         let dispatch = Dispatch::new(flows, Handshakes::new(Limits::default()), connections(open_files));
         dispatch.set_router(Arc::new(router));
-        Ok(Self { inbounds, dispatch, groups, rule_sets, _dns: dns, background: JoinSet::new() })
+        let background = JoinSet::new();
+        Ok(Self { inbounds, dispatch, groups, rule_sets, _dns: dns, certificates, background })
     }
 
     /// Opens all sockets. If one cannot be opened, those that were are closed again.
@@ -108,7 +120,13 @@ impl Instance {
             }
         }
         match failed {
-            None => Ok(()),
+            None => {
+                // Now that the inbounds have their ports, what is free may be listened on for authorities.
+                for provider in &self.certificates {
+                    self.background.spawn(Arc::clone(provider).run());
+                }
+                Ok(())
+            }
             Some(error) => {
                 self.close_inbounds().await;
                 Err(error.into())
@@ -157,6 +175,8 @@ pub(crate) struct Parts {
     rule_sets: Arc<RuleSetStore>,
     dns: Arc<Dns>,
     flows: Arc<Flows>,
+    /// For what makes requests of its own.
+    base: Base,
 }
 
 impl Parts {
@@ -192,9 +212,10 @@ impl Parts {
             });
         }
         let (by_tag, default) = (outbounds.by_tag, outbounds.default);
+        let base = Base { outbounds: by_tag.clone(), names, store };
         let (servers, sets) = (Arc::clone(&dns), Arc::clone(&rule_sets));
         let router = Router::new(&options.route, by_tag, default, servers, sets, errors);
-        Some(Self { router, groups, rule_sets, dns, flows })
+        Some(Self { router, groups, rule_sets, dns, flows, base })
     }
 }
 
@@ -210,23 +231,33 @@ fn connections(open_files: u64) -> usize {
     usize::try_from(open_files.saturating_sub(32) / 3).unwrap_or(usize::MAX).max(8)
 }
 
-fn build_inbounds(options: &Options, errors: &mut BuildErrors) -> Vec<BuiltInbound> {
+fn build_inbounds(
+    options: &Options,
+    mut certificates: Option<&mut Certificates<'_>>,
+    errors: &mut BuildErrors,
+) -> Vec<BuiltInbound> {
     let mut built = Vec::new();
     for (index, one) in options.inbounds.iter().enumerate() {
         let kind = one.kind.name();
+        let place = format!("inbounds[{index}] \"{}\"", one.tag);
         let Some(entry) = Protocol::find(kind).and_then(|protocol| protocol.inbound.as_ref()) else {
-            errors.not_built(format!("inbound type `{kind}` (inbounds[{index}] \"{}\")", one.tag));
+            errors.not_built(format!("inbound type `{kind}` ({place})"));
             continue;
         };
         let cx = InboundCx { tag: Tag::new(kind, one.tag.as_str()) };
         let mut options_here = one.kind.clone();
         namespaces::resolve_inbound(&mut options_here, &options.network_namespaces);
+        if let Some(certificates) = &mut certificates
+            && !certificates.put_into(&mut options_here, &place, errors)
+        {
+            continue;
+        }
         match (entry.build)(&options_here, cx) {
             Ok(inbound) => {
                 let detour = (entry.listen)(&one.kind).and_then(|listen| listen.detour.get());
                 built.push(BuiltInbound { inbound, detour: detour.map(str::to_owned) });
             }
-            Err(error) => errors.invalid(format!("inbounds[{index}] \"{}\"", one.tag), error),
+            Err(error) => errors.invalid(place, error),
         }
     }
     built

@@ -14,6 +14,7 @@
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
 //! | [`tun`]     | a TUN device in a network namespace of its own                                        |
+//! | [`acme`]    | certificates from an authority                                                        |
 //! | [`program`] | the command line, signals, start and reload                                           |
 //!
 //! Everything listens on loopback ports of its own. `E2E_CHECKS=reset,bulk` runs only the checks whose names contain
@@ -21,6 +22,7 @@
 #![allow(clippy::print_stderr, reason = "the tests report there")]
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod acme;
 mod checks;
 mod curl;
 mod hostile;

@@ -1,0 +1,93 @@
+//! HTTP clients for the program's own requests: those of `http_clients`, those described in place, and one for everybody
+//! who names none.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use culvert_config::Options;
+use culvert_config::options::http_client::{HttpClientOptions, HttpClientReference};
+use culvert_core::{Chain, Tag};
+use culvert_http::Client;
+use culvert_protocols::fields::dial::dialer;
+
+use super::{BuildErrors, with_defaults};
+use crate::dns::Names;
+use crate::groups::Member;
+
+/// What they are built with.
+pub(super) struct Base {
+    pub(super) outbounds: HashMap<String, Member>,
+    pub(super) names: Names,
+    pub(super) store: Arc<culvert_tls::Store>,
+}
+
+/// Builds clients as they are asked for, those with a tag once.
+pub(super) struct HttpClients<'a> {
+    options: &'a Options,
+    base: &'a Base,
+    by_tag: HashMap<&'a str, Option<Client>>,
+}
+
+impl<'a> HttpClients<'a> {
+    pub(super) fn new(options: &'a Options, base: &'a Base) -> Self {
+        Self { options, base, by_tag: HashMap::new() }
+    }
+
+    /// The client that is meant; `place` is where. `None` if it cannot be built, which is noted once.
+    pub(super) fn get(
+        &mut self,
+        reference: &HttpClientReference,
+        place: &str,
+        errors: &mut BuildErrors,
+    ) -> Option<Client> {
+        let tag = match reference {
+            HttpClientReference::Inline(options) => {
+                return self.build(options, "", &format!("{place}.http_client"), errors);
+            }
+            HttpClientReference::Tag(tag) => tag.get(),
+        };
+        let all = &self.options.http_clients;
+        let default = self.options.route.default_http_client.get().or(all.first().map(|one| &*one.tag));
+        let Some(tag) = tag.or(default) else {
+            return self.build(&HttpClientOptions::default(), "", place, errors);
+        };
+        let Some((index, one)) = all.iter().enumerate().find(|(_, one)| one.tag == tag) else {
+            errors.invalid(place, format!("HTTP client `{tag}` does not exist"));
+            return None;
+        };
+        if let Some(built) = self.by_tag.get(&*one.tag) {
+            return built.clone();
+        }
+        let built = self.build(&one.options, tag, &format!("http_clients[{index}] \"{tag}\""), errors);
+        self.by_tag.insert(&one.tag, built.clone());
+        built
+    }
+
+    fn build(
+        &self,
+        options: &HttpClientOptions,
+        tag: &str,
+        place: &str,
+        errors: &mut BuildErrors,
+    ) -> Option<Client> {
+        let Base { outbounds, names, store } = self.base;
+        let dial = with_defaults(options.dial.clone(), &self.options.route, &self.options.network_namespaces);
+        let detour = match dial.detour.get() {
+            None => None,
+            Some(tag) => match outbounds.get(tag) {
+                Some(member) => Some(member.outbound()),
+                None => {
+                    errors.invalid(place, format!("detour `{tag}` does not exist"));
+                    return None;
+                }
+            },
+        };
+        let settings = culvert_http::options::settings(options);
+        let settings = settings.map_err(|error| errors.invalid(place, Chain(&error))).ok()?;
+        let resolver = names.resolver(dial.domain_resolver.as_ref());
+        let dialer = dialer(&dial, false, resolver, detour);
+        let dialer = dialer.map_err(|error| errors.invalid(place, error)).ok()?;
+        let client = Client::new(Tag::new("http-client", tag), settings, dialer, store);
+        client.map_err(|error| errors.invalid(place, Chain(&error))).ok()
+    }
+}
