@@ -39,22 +39,30 @@ impl<'a> Certificates<'a> {
         this
     }
 
-    /// Puts the provider into the TLS options of an inbound that has one. False if it cannot be built, which is noted.
-    pub(super) fn put_into(&mut self, kind: &mut InboundKind, place: &str, errors: &mut BuildErrors) -> bool {
+    /// Puts the provider into the TLS options of an inbound that has one. False if it cannot be built, which is noted. One
+    /// that is described in place goes by the tag of its inbound.
+    pub(super) fn put_into(
+        &mut self,
+        kind: &mut InboundKind,
+        tag: &str,
+        place: &str,
+        errors: &mut BuildErrors,
+    ) -> bool {
         let tls = tls_of(kind).filter(|tls| tls.enabled);
         let Some((tls, reference)) = tls.and_then(|tls| asked(tls).map(|reference| (tls, reference))) else {
             return true;
         };
         let provider = match reference {
-            CertificateProviderReference::Tag(tag) => match self.by_tag.get(tag.as_str()) {
+            CertificateProviderReference::Tag(named) => match self.by_tag.get(named.as_str()) {
                 Some(provider) => provider.clone(),
                 None => {
-                    errors.invalid(place, format!("certificate provider `{}` does not exist", tag.as_str()));
+                    errors
+                        .invalid(place, format!("certificate provider `{}` does not exist", named.as_str()));
                     None
                 }
             },
             CertificateProviderReference::Inline(kind) => {
-                self.build(&kind, "", &format!("{place}.tls.certificate_provider"), errors)
+                self.build(&kind, tag, &format!("{place}.tls.certificate_provider"), errors)
             }
             CertificateProviderReference::Made(_) => return true,
         };

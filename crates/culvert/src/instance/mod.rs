@@ -248,7 +248,7 @@ fn build_inbounds(
         let mut options_here = one.kind.clone();
         namespaces::resolve_inbound(&mut options_here, &options.network_namespaces);
         if let Some(certificates) = &mut certificates
-            && !certificates.put_into(&mut options_here, &place, errors)
+            && !certificates.put_into(&mut options_here, &one.tag, &place, errors)
         {
             continue;
         }

@@ -182,7 +182,7 @@ fn ownership_is_proven_over_http() {
         let authority = place.start(LONG, json!({})).await?;
         let provider = place.provider_with(json!({ "disable_tls_alpn_challenge": true }));
         let peer = is_obtained(&place, &provider, &Port::reserve()?).await?;
-        authority.pebble.log().line(|line| line.contains("http-01")).await?;
+        authority.pebble.log().line(|line| line.contains("validate w/ HTTP")).await?;
         // Nobody listens there any more.
         TcpListener::bind(place.http.v4()).await?;
         ensure!(!peer.log().text().contains("ERROR"), "{}", peer.log().text());
