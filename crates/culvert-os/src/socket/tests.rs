@@ -417,9 +417,8 @@ fn a_fixed_speed_takes_a_module_that_is_missing() {
     let (near, _far) = tcp_pair(LOOPBACKS[0]);
     match set_brutal(near.as_fd(), 1_000_000) {
         Ok(()) => {}
-        Err(error) => assert!(
-            matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied),
-            "{error}"
-        ),
+        Err(error) => {
+            assert!(matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied), "{error}")
+        }
     }
 }

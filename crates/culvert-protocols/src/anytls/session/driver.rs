@@ -231,7 +231,7 @@ impl Driver {
         let Self { shared, frames, role, writing, .. } = self;
         let mut state = shared.lock();
         while state.may_take_in()
-            && let Some(frame) = frames.next()
+            && let Some(frame) = frames.next_frame()
         {
             if std::mem::take(&mut state.owed) {
                 shared.heard.notify_waiters();
