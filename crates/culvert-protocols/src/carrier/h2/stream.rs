@@ -21,6 +21,8 @@ use crate::carrier::grpc::{self, Deframer};
 
 /// Most bytes gathered by one read.
 const READ_MOST: usize = 256 << 10;
+/// Why a stream is reset that breaks off.
+const BROKEN: Reason = Reason::INTERNAL_ERROR;
 /// Most bytes given to the connection at once.
 const SEND_MOST: usize = MAX_FRAME as usize;
 
@@ -226,6 +228,9 @@ impl H2Stream {
                         self.place.take(chunk.len());
                         return Poll::Ready(Ok(Some(chunk)));
                     }
+                    Some(Err(error)) if is_farewell(&error, &self.sending) && self.format.may_end() => {
+                        self.receiving = Receiving::Ended;
+                    }
                     Some(Err(error)) => {
                         self.is_abandoned = error.is_reset() && error.is_remote();
                         return Poll::Ready(Err(broken(error)));
@@ -269,6 +274,13 @@ impl H2Stream {
         }
         Poll::Ready(Ok(gathered.finish()))
     }
+}
+
+/// Whether a reset is no more than the way in which a peer ends a stream whose other direction we have ended: Go's client
+/// cannot do it otherwise. Ours says [`BROKEN`] where a stream breaks off.
+fn is_farewell(error: &h2::Error, sending: &Sending) -> bool {
+    let is_meant = matches!(error.reason(), Some(Reason::CANCEL | Reason::NO_ERROR));
+    is_meant && error.is_reset() && error.is_remote() && matches!(sending, Sending::Ended(_))
 }
 
 /// What a server of gRPC says at the end, or in place of all: 0 is no fault.
@@ -378,8 +390,8 @@ impl StreamConn for H2Stream {
 
     fn abort(&mut self) {
         match &mut self.sending {
-            Sending::Owed(owed) => owed.0.send_reset(Reason::CANCEL),
-            Sending::Open(send) | Sending::Ended(send) => send.send_reset(Reason::CANCEL),
+            Sending::Owed(owed) => owed.0.send_reset(BROKEN),
+            Sending::Open(send) | Sending::Ended(send) => send.send_reset(BROKEN),
             Sending::Failed => {}
         }
         self.sending = Sending::Failed;
@@ -453,6 +465,10 @@ impl Drop for H2Stream {
         if let Sending::Owed(_) = self.sending {
             // Whoever is refused inside sees what sing-box shows: an answer without anything in it.
             let _ = self.respond(true);
+        }
+        let is_over = matches!(self.sending, Sending::Ended(_)) && matches!(self.receiving, Receiving::Ended);
+        if !is_over && self.has_sent {
+            self.abort();
         }
         if self.is_abandoned && !self.has_sent {
             self.place.abandon();

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{behind_tls, in_tls};
 use crate::Side;
 use crate::run;
-use crate::site::{ALL, ENDS_TOGETHER, Link, linked};
+use crate::site::{ALL, Carries, ENDS_TOGETHER, Link, linked};
 
 links! {
     ws: || client("vless", ws()) => || server("vless", ws()), ENDS_TOGETHER;
@@ -54,27 +54,30 @@ light_links! {
     trojan_grpc: || client("trojan", grpc()) => || server("trojan", grpc()), ENDS_TOGETHER;
     trojan_grpc_tls: || in_tls(client("trojan", grpc()))
         => || behind_tls(server("trojan", grpc())), ENDS_TOGETHER;
-    vmess_ws: || client("vmess", ws()) => || server("vmess", ws()), ENDS_TOGETHER;
+    vmess_ws: || client("vmess", ws()) => || server("vmess", ws()), VMESS;
     vmess_ws_tls: || in_tls(client("vmess", ws()))
-        => || behind_tls(server("vmess", ws())), ENDS_TOGETHER;
-    vmess_ws_early_header: || client("vmess", ws_early_header()) => || server("vmess", ws_early_header()), ENDS_TOGETHER;
+        => || behind_tls(server("vmess", ws())), VMESS;
+    vmess_ws_early_header: || client("vmess", ws_early_header()) => || server("vmess", ws_early_header()), VMESS;
     vmess_ws_early_header_tls: || in_tls(client("vmess", ws_early_header()))
-        => || behind_tls(server("vmess", ws_early_header())), ENDS_TOGETHER;
-    vmess_ws_early_path: || client("vmess", ws_early_path()) => || server("vmess", ws_early_path()), ENDS_TOGETHER;
+        => || behind_tls(server("vmess", ws_early_header())), VMESS;
+    vmess_ws_early_path: || client("vmess", ws_early_path()) => || server("vmess", ws_early_path()), VMESS;
     vmess_ws_early_path_tls: || in_tls(client("vmess", ws_early_path()))
-        => || behind_tls(server("vmess", ws_early_path())), ENDS_TOGETHER;
-    vmess_httpupgrade: || client("vmess", httpupgrade()) => || server("vmess", httpupgrade()), ALL;
+        => || behind_tls(server("vmess", ws_early_path())), VMESS;
+    vmess_httpupgrade: || client("vmess", httpupgrade()) => || server("vmess", httpupgrade()), VMESS;
     vmess_httpupgrade_tls: || in_tls(client("vmess", httpupgrade()))
-        => || behind_tls(server("vmess", httpupgrade())), ALL;
-    vmess_http: || client("vmess", http()) => || server("vmess", http()), ENDS_TOGETHER;
+        => || behind_tls(server("vmess", httpupgrade())), VMESS;
+    vmess_http: || client("vmess", http()) => || server("vmess", http()), VMESS;
     vmess_http_tls: || in_tls(client("vmess", http()))
-        => || behind_tls(server("vmess", http())), ENDS_TOGETHER;
-    vmess_grpc: || client("vmess", grpc()) => || server("vmess", grpc()), ENDS_TOGETHER;
+        => || behind_tls(server("vmess", http())), VMESS;
+    vmess_grpc: || client("vmess", grpc()) => || server("vmess", grpc()), VMESS;
     vmess_grpc_tls: || in_tls(client("vmess", grpc()))
-        => || behind_tls(server("vmess", grpc())), ENDS_TOGETHER;
+        => || behind_tls(server("vmess", grpc())), VMESS;
     grpc_without_a_name: || client("vless", json!({ "type": "grpc" }))
         => || server("vless", json!({ "type": "grpc" })), ENDS_TOGETHER;
 }
+
+/// sing-box cuts datagrams in VMess to its chunks, and passes on no half-close.
+const VMESS: Carries = Carries { datagram: 14_000, ..ENDS_TOGETHER };
 
 const ID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
 
