@@ -1,7 +1,6 @@
 //! `culvert version`
 
 use clap::Args;
-use culvert_protocols::Protocol;
 
 use super::{Failure, print};
 
