@@ -317,6 +317,9 @@ impl Pulse {
     }
 }
 
+/// Why a stream is reset that breaks off.
+const BROKEN: Reason = Reason::INTERNAL_ERROR;
+
 /// A stream.
 pub(super) struct Stream {
     send: SendStream<Payload>,
@@ -358,6 +361,7 @@ impl Stream {
 
     /// Takes what is there, copied into pieces with room; nothing is the end.
     fn poll_take(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<io::Result<BufChain>> {
+        let has_ended = self.shut;
         let body = ready!(self.poll_open(cx))?;
         let mut pieces = Pieces { room, chain: BufChain::new(), last: None };
         let mut total = 0;
@@ -371,6 +375,7 @@ impl Stream {
                 }
                 // After its last bytes a server may say that it wants no more of ours.
                 Poll::Ready(Some(Err(error))) if error.reason() == Some(Reason::NO_ERROR) => break,
+                Poll::Ready(Some(Err(error))) if has_ended && is_farewell(&error) => break,
                 Poll::Ready(Some(Err(error))) if total == 0 => return Poll::Ready(Err(io_error(error))),
                 Poll::Pending if total == 0 => return Poll::Pending,
                 Poll::Ready(Some(Err(_)) | None) | Poll::Pending => break,
@@ -394,6 +399,12 @@ impl Stream {
         }
         Poll::Ready(Ok(self.send.capacity()))
     }
+}
+
+/// Whether a reset behind our own end is no more than the peer's: Go's client cannot end a stream otherwise then. Ours says
+/// [`BROKEN`] where a stream breaks off.
+fn is_farewell(error: &h2::Error) -> bool {
+    error.is_reset() && error.is_remote() && error.reason() == Some(Reason::CANCEL)
 }
 
 /// Copies of what came, in as few pieces as the room allows.
@@ -496,7 +507,7 @@ impl Drop for Stream {
     /// An end, unless the stream is to break off. What then still comes is refused.
     fn drop(&mut self) {
         if self.aborts {
-            self.send.send_reset(Reason::CANCEL);
+            self.send.send_reset(BROKEN);
         } else if !self.shut {
             let _ = self.send.send_data(Payload(BufChain::new()), true);
         }
