@@ -241,12 +241,17 @@ impl Peer {
     pub async fn started(&mut self) -> Result {
         let log = self.log.clone();
         tokio::select! {
-            line = log.line(|line| line.contains(" started (")) => line.map(drop),
-            status = self.child.wait() => {
-                self.log.closed().await;
-                Err(format!("{} ended ({}):\n{}", self.program.name, status?, self.log.text()).into())
+            line = log.line(|line| line.contains(" started (")) => {
+                // A log that ended belongs to a program that ends, whichever of the two is seen first.
+                if line.is_ok() || !self.log.is_closed() {
+                    return line.map(drop);
+                }
             }
+            _ = self.child.wait() => {}
         }
+        let status = self.ended().await?;
+        self.log.closed().await;
+        Err(format!("{} ended ({status}):\n{}", self.program.name, self.log.text()).into())
     }
 
     /// Sends a signal, named as `kill` names it.
@@ -377,6 +382,10 @@ impl Log {
         kept.lines.iter().skip(skip).fold(String::new(), |text, line| text + line + "\n")
     }
 
+    fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -463,6 +472,14 @@ mod tests {
         let mut peer = Program::named("sh").launch(["-c", "echo 'no such key' >&2; exit 1"]).spawn().unwrap();
         let error = peer.started().await.unwrap_err().to_string();
         assert!(error.contains("no such key"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn log_that_ends_before_its_program_is_shown() {
+        let script = "echo 'no such key' >&2; exec 2>&-; sleep 0.05; exit 1";
+        let mut peer = Program::named("sh").launch(["-c", script]).spawn().unwrap();
+        let error = peer.started().await.unwrap_err().to_string();
+        assert!(error.contains("no such key") && error.contains("exit status: 1"), "{error}");
     }
 
     #[tokio::test]
