@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_core::BoxStream;
-use rustls::ServerConfig;
 use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs::Ticketer};
-use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, ProducesTickets, ServerSessionMemoryCache};
+use rustls::{NoKeyLog, ServerConfig};
 use tokio::io::AsyncWriteExt;
 
 use crate::authorities::Authorities;
@@ -38,6 +38,28 @@ pub struct Acceptor {
     /// HTTP/1.1 was not asked for, and stands in the list of protocols only so that its clients are let in.
     tolerates_http_1_1: bool,
     prover: Option<Prover>,
+}
+
+/// Makes no tickets: sessions are kept here.
+#[derive(Debug)]
+struct NoTickets;
+
+impl ProducesTickets for NoTickets {
+    fn enabled(&self) -> bool {
+        false
+    }
+
+    fn lifetime(&self) -> u32 {
+        0
+    }
+
+    fn encrypt(&self, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn decrypt(&self, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 /// What answers an authority that wants a proof.
@@ -82,6 +104,26 @@ impl Acceptor {
         config.send_tls13_tickets = 1;
         let (config, timeout) = (Arc::new(config), settings.handshake_timeout);
         Ok(Self { config, timeout, tolerates_http_1_1, prover })
+    }
+
+    /// The same configuration for QUIC, whose library makes the records itself. `alpn` is known where the settings name
+    /// nothing. `early_data` keeps sessions here, as a ticket cannot tell whether it was used before.
+    #[must_use]
+    pub fn for_quic(&self, alpn: &[&str], early_data: bool) -> ServerConfig {
+        const SESSIONS: usize = 4096;
+        let mut config = ServerConfig::clone(&self.config);
+        if config.alpn_protocols.is_empty() {
+            config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        }
+        config.enable_secret_extraction = false;
+        config.key_log = Arc::new(NoKeyLog);
+        if early_data {
+            config.session_storage = ServerSessionMemoryCache::new(SESSIONS);
+            config.ticketer = Arc::new(NoTickets);
+            // QUIC knows no other limit than its windows.
+            config.max_early_data_size = u32::MAX;
+        }
+        config
     }
 
     /// Shakes hands over `conn`. Without a timeout in the settings the table of handshakes limits the time.

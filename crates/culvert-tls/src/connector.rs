@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use culvert_core::{BoxStream, timeouts};
 use culvert_wire::Host;
-use rustls::ClientConfig;
 use rustls::client::{EchConfig, EchMode, Resumption};
 use rustls::crypto::aws_lc_rs::hpke::ALL_SUPPORTED_SUITES;
 use rustls::pki_types::{EchConfigListBytes, ServerName};
 use rustls::sign::SingleCertAndKey;
+use rustls::{ClientConfig, NoKeyLog};
 
 use crate::authorities::{Authorities, Store};
 use crate::conn::TlsConn;
@@ -68,6 +68,19 @@ impl Connector {
             }
             Some(Ech::Configs(_)) | None => None,
         }
+    }
+
+    /// The same configuration for QUIC, whose library makes the records itself, and the server's name. `alpn` is offered
+    /// where the settings offer nothing.
+    #[must_use]
+    pub fn for_quic(&self, alpn: &[&str]) -> (ClientConfig, String) {
+        let mut config = ClientConfig::clone(&self.config);
+        if config.alpn_protocols.is_empty() {
+            config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        }
+        config.enable_secret_extraction = false;
+        config.key_log = Arc::new(NoKeyLog);
+        (config, self.name.to_str().into_owned())
     }
 
     fn build(

@@ -146,6 +146,13 @@ impl DerefMut for Buf {
     }
 }
 
+/// So that a piece can be the memory behind other kinds of buffers.
+impl AsRef<[u8]> for Buf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Drop for Buf {
     fn drop(&mut self) {
         pool::give(std::mem::take(&mut self.memory));

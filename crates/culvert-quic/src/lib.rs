@@ -1,0 +1,54 @@
+//! QUIC: endpoints, connections, streams, datagrams. The protocol is the published library `quinn-proto`; the driver around
+//! it is ours.
+//!
+//! ```text
+//! connect() ──▶ Connection ──▶ open_bi / accept_bi ──▶ QuicStream (a StreamConn)
+//! Server::bind() ─accept()─▶       └─▶ send_datagram / recv_datagrams
+//!                 │
+//!              Driver, one task per socket: receive a batch ─▶ state machines ─▶ pace ─▶ send trains
+//!                 │
+//!               Link: the socket (GRO, GSO, ECN), hopping between ports, a disguise around each datagram
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`endpoint`] | [`connect`] and [`Server`]: how connections begin |
+//! | [`connection`] | [`Connection`], what all protocols work with |
+//! | [`stream`] | [`QuicStream`], as `StreamConn` and the traits of tokio |
+//! | [`congestion`] | [`Congestion`], which may be changed while a connection runs; Brutal |
+//! | [`settings`] | limits of connections, and TLS from the settings of `culvert-tls` |
+//! | [`link`] | sockets, [`Disguise`], [`Hop`] |
+//! | `driver`, `pace` | the loop, and the token bucket in front of each connection's packets |
+//!
+//! # Pacing
+//! The library's own pacer knows no rate of a controller. So the driver asks the controller for its rate
+//! (`Controller::metrics().pacing_rate`, in bits per second) and lets a connection make packets only as far as its bucket
+//! goes. This is per connection also where many share a socket. Acknowledgements leave with the data, or on their
+//! own within a millisecond or the time of one packet at the rate, whichever is longer.
+//!
+//! # Copies
+//! Received datagrams are copied once out of the receive buffers, so that one lost packet does not pin 64 KiB; packets are
+//! opened in place there, and stream data is copied once more into pooled buffers when it is read, many packets to a
+//! buffer. What is written is taken over without a copy until the library puts it into packets, which it seals in place.
+
+#![forbid(unsafe_code)]
+
+pub mod congestion;
+pub mod connection;
+mod driver;
+pub mod endpoint;
+pub mod link;
+mod pace;
+pub mod settings;
+pub mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use bytes::Bytes;
+
+pub use congestion::{BbrProfile, Congestion};
+pub use connection::{Connection, ConnectionError, DatagramError};
+pub use endpoint::{Server, connect};
+pub use link::{Disguise, Hop, Link};
+pub use settings::{ClientTls, ServerSettings, ServerTls, SettingsError, Transport};
+pub use stream::QuicStream;

@@ -1,0 +1,415 @@
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use culvert_core::StreamConn;
+use culvert_core::conn::{read_chain, write_chain};
+use culvert_tls::settings::{ClientAuthentication, Identity, Parameters, StoreBase, Trust};
+use culvert_tls::{Acceptor, ClientSettings, Connector, Store, StoreSettings};
+use culvert_wire::{BufChain, Host, Room};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UdpSocket;
+
+use super::*;
+
+pub(crate) fn server_tls() -> ServerTls {
+    let settings = culvert_tls::ServerSettings {
+        parameters: Parameters::default(),
+        identity: Identity::SelfSigned,
+        clients: ClientAuthentication::None,
+        handshake_timeout: None,
+    };
+    ServerTls::new(&Acceptor::new(&settings).unwrap(), &["test"], false).unwrap()
+}
+
+pub(crate) fn client_tls() -> ClientTls {
+    let settings = ClientSettings {
+        parameters: Parameters::default(),
+        server_name: Some("server.test".to_owned()),
+        disable_sni: false,
+        trust: Trust::Anyone,
+        certificate: None,
+        fragment: culvert_tls::settings::Fragment::default(),
+        ech: None,
+        handshake_timeout: None,
+    };
+    let host = Host::parse("server.test").unwrap();
+    let nobody = StoreSettings { base: StoreBase::None, ..StoreSettings::default() };
+    let connector = Connector::new(settings, &host, &Store::new(nobody)).unwrap();
+    ClientTls::new(&connector, &["test"], false).unwrap()
+}
+
+async fn socket() -> UdpSocket {
+    UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap()
+}
+
+async fn server() -> (Server, SocketAddr) {
+    let socket = socket().await;
+    let address = socket.local_addr().unwrap();
+    let settings = ServerSettings {
+        tls: server_tls(),
+        transport: Transport::default(),
+        secret: [7; 32],
+        connections: 100,
+    };
+    (Server::new(Link::socket(socket).unwrap(), &settings), address)
+}
+
+async fn pair() -> (Server, Connection, Connection) {
+    let (server, address) = server().await;
+    let link = Link::socket(socket().await).unwrap();
+    let client = connect(link, &client_tls(), &Transport::default(), address).unwrap();
+    let accepted = server.accept().await.unwrap();
+    client.established().await.unwrap();
+    accepted.established().await.unwrap();
+    (server, client, accepted)
+}
+
+#[tokio::test]
+async fn bytes_go_both_ways_and_end() {
+    let (_server, client, accepted) = pair().await;
+    let mut stream = client.open_bi().await.unwrap();
+    stream.write_all(b"question").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let mut other = accepted.accept_bi().await.unwrap();
+    let mut read = Vec::new();
+    other.read_to_end(&mut read).await.unwrap();
+    assert_eq!(read, b"question");
+    other.write_all(b"answer").await.unwrap();
+    drop(other);
+    read.clear();
+    stream.read_to_end(&mut read).await.unwrap();
+    assert_eq!(read, b"answer");
+    assert_eq!(client.facts().0.as_deref(), Some(&b"test"[..]));
+    assert_eq!(accepted.facts().1.as_deref(), Some("server.test"));
+    let mut exported = [[0; 32]; 2];
+    client.export_keying_material(&mut exported[0], &[0xff, 0], b"context").unwrap();
+    accepted.export_keying_material(&mut exported[1], &[0xff, 0], b"context").unwrap();
+    assert_eq!(exported[0], exported[1]);
+    client.close(5, b"bye");
+    let error = accepted.closed().await;
+    assert_eq!(error.application_code(), Some(5));
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Reads to the end by chains.
+async fn read_all(stream: &mut QuicStream, room: Room) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        let chain = read_chain(stream, room).await.unwrap();
+        if chain.is_empty() {
+            return all;
+        }
+        for piece in chain.iter() {
+            assert!(piece.len() <= room.max && piece.head() >= room.head && piece.spare() >= room.tail);
+        }
+        all.extend(chain.to_vec());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chains_arrive_whole_whatever_the_room() {
+    const LEN: usize = 3 << 20;
+    let (_server, client, accepted) = pair().await;
+    let rooms = [Room::NONE, Room { head: 5, tail: 17, max: 16 << 10 }, Room { head: 0, tail: 0, max: 1000 }];
+    for (seed, room) in rooms.into_iter().enumerate() {
+        let mut stream = client.open_bi().await.unwrap();
+        let sender = tokio::spawn(async move {
+            let bytes = pattern(seed as u64, LEN);
+            let mut at = 0;
+            for size in [1, 100, 5000, 70_000, 1 << 20].into_iter().cycle() {
+                let end = (at + size).min(LEN);
+                write_chain(&mut stream, &mut BufChain::copied(&bytes[at..end])).await.unwrap();
+                at = end;
+                if at == LEN {
+                    break;
+                }
+            }
+            stream.shutdown().await.unwrap();
+            stream
+        });
+        let mut other = accepted.accept_bi().await.unwrap();
+        assert!(read_all(&mut other, room).await == pattern(seed as u64, LEN));
+        drop(sender.await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_broken_off_is_no_end() {
+    let (_server, client, accepted) = pair().await;
+    let mut stream = client.open_bi().await.unwrap();
+    stream.write_all(b"half").await.unwrap();
+    let mut other = accepted.accept_bi().await.unwrap();
+    let mut half = [0; 4];
+    other.read_exact(&mut half).await.unwrap();
+    stream.abort();
+    drop(stream);
+    let error = other.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    // The drop also said that nothing is read any more.
+    let error = loop {
+        if let Err(error) = other.write_all(&[0; 1000]).await {
+            break error;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+}
+
+#[tokio::test]
+async fn streams_in_one_direction() {
+    let (_server, client, accepted) = pair().await;
+    let mut stream = client.open_uni().await.unwrap();
+    stream.write_all(b"one way").await.unwrap();
+    drop(stream);
+    let mut other = accepted.accept_uni().await.unwrap();
+    let mut read = Vec::new();
+    other.read_to_end(&mut read).await.unwrap();
+    assert_eq!(read, b"one way");
+    assert!(other.write_all(b"x").await.is_err());
+}
+
+#[tokio::test]
+async fn datagrams_up_to_the_largest() {
+    let (_server, client, accepted) = pair().await;
+    let largest = client.max_datagram().unwrap();
+    assert!(largest > 1100, "{largest}");
+    for len in [0, 1, largest] {
+        client.send_datagram(Bytes::from(vec![3; len])).unwrap();
+        let mut got = Vec::new();
+        accepted.recv_datagrams(&mut got, 10).await.unwrap();
+        assert_eq!(got, [vec![3; len]]);
+    }
+    let most = client.max_datagram().unwrap();
+    let error = client.send_datagram(Bytes::from(vec![0; 3000])).unwrap_err();
+    assert!(matches!(error, DatagramError::TooLarge(max) if max >= most), "{error}");
+}
+
+#[tokio::test]
+async fn the_last_handle_closes() {
+    let (_server, client, accepted) = pair().await;
+    let stream = client.open_bi().await.unwrap();
+    drop(client);
+    assert!(accepted.error().is_none(), "the stream holds it");
+    drop(stream);
+    assert_eq!(accepted.closed().await.application_code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_server_that_closes_ends_its_connections() {
+    let (server, client, _accepted) = pair().await;
+    server.close();
+    assert_eq!(client.closed().await.application_code(), Some(0));
+    assert!(server.accept().await.is_none());
+}
+
+/// Adds one to each byte and puts a mark in front.
+struct Shift;
+
+impl Disguise for Shift {
+    fn overhead(&self) -> usize {
+        3
+    }
+
+    fn wrap(&self, datagram: &[u8], to: &mut Vec<u8>) {
+        to.extend([9, 9, 9]);
+        to.extend(datagram.iter().map(|byte| byte.wrapping_add(1)));
+    }
+
+    fn unwrap(&self, datagram: &mut [u8]) -> Option<usize> {
+        let rest = datagram.strip_prefix(&[9, 9, 9])?.len();
+        let front = datagram.len() - rest;
+        datagram[front..].iter_mut().for_each(|byte| *byte = byte.wrapping_sub(1));
+        Some(front)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disguise_and_hops_between_sockets_change_nothing() {
+    const PART: usize = 100_000;
+    let socket = socket().await;
+    let address = socket.local_addr().unwrap();
+    let settings = ServerSettings {
+        tls: server_tls(),
+        transport: Transport::default(),
+        secret: [7; 32],
+        connections: 100,
+    };
+    let server = Server::new(Link::socket(socket).unwrap().disguised(Arc::new(Shift)), &settings);
+    let opened = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&opened);
+    let hop = Hop {
+        open: Box::new(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+            socket.set_nonblocking(true)?;
+            UdpSocket::from_std(socket)
+        }),
+        next: Box::new(move || (address.port(), Duration::from_millis(100))),
+    };
+    // The connection knows the server by a port that nobody has.
+    let known = SocketAddr::new(address.ip(), 9);
+    let link = Link::hopping(hop, known).unwrap().disguised(Arc::new(Shift));
+    let client = connect(link, &client_tls(), &Transport::default(), known).unwrap();
+    let accepted = server.accept().await.unwrap();
+    client.established().await.unwrap();
+    let mut stream = client.open_bi().await.unwrap();
+    let echo = tokio::spawn(async move {
+        let mut other = accepted.accept_bi().await.unwrap();
+        let mut part = vec![0; PART];
+        while other.read_exact(&mut part).await.is_ok() {
+            other.write_all(&part).await.unwrap();
+        }
+    });
+    let mut rounds = 0;
+    while opened.load(Ordering::Relaxed) < 5 {
+        let sent = pattern(rounds, PART);
+        write_chain(&mut stream, &mut BufChain::copied(&sent)).await.unwrap();
+        let mut got = vec![0; PART];
+        stream.read_exact(&mut got).await.unwrap();
+        assert!(got == sent, "round {rounds}");
+        rounds += 1;
+    }
+    drop(stream);
+    echo.await.unwrap();
+    assert_eq!(client.remote(), known);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn brutal_sends_at_its_rate_also_over_a_shared_socket() {
+    // Two connections at one server, with different rates; what has come when the faster one is through says it all.
+    const RATES: [u64; 2] = [4_000_000, 1_000_000];
+    const LEN: usize = 2_000_000;
+    let (server, address) = server().await;
+    let mut readers = Vec::new();
+    let start = std::time::Instant::now();
+    for rate in RATES {
+        let link = Link::socket(socket().await).unwrap();
+        let client = connect(link, &client_tls(), &Transport::default(), address).unwrap();
+        let accepted = server.accept().await.unwrap();
+        client.established().await.unwrap();
+        accepted.set_congestion(Congestion::Brutal(rate));
+        let mut stream = accepted.open_bi().await.unwrap();
+        tokio::spawn(async move {
+            let _ = write_chain(&mut stream, &mut BufChain::copied(&pattern(rate, LEN))).await;
+            let _ = stream.shutdown().await;
+            stream.read_to_end(&mut Vec::new()).await
+        });
+        readers.push(tokio::spawn(async move {
+            let mut stream = client.accept_bi().await.unwrap();
+            let bytes = read_all(&mut stream, Room::NONE).await;
+            assert!(bytes == pattern(rate, LEN));
+            start.elapsed()
+        }));
+    }
+    for (reader, rate) in readers.into_iter().zip(RATES) {
+        let took = reader.await.unwrap();
+        let least = Duration::from_secs_f64(LEN as f64 * 0.98 / rate as f64);
+        assert!(took >= least, "{rate}: {took:?}, not before {least:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_packet_disturbs_nobody() {
+    let (server, client, _accepted) = pair().await;
+    let address = server.local_addr().unwrap();
+    let stranger = socket().await;
+    for len in [0, 1, 5, 7, 13, 20, 21, 100, 1199, 1200, 1452] {
+        for first in [0x00, 0x40, 0x80, 0xc0, 0xc3, 0xf0, 0xff] {
+            let mut datagram = pattern(len as u64 + first, len);
+            if let Some(byte) = datagram.first_mut() {
+                *byte = first as u8;
+            }
+            stranger.send_to(&datagram, address).await.unwrap();
+            // The same as version 1.
+            if len > 5 {
+                datagram[1..5].copy_from_slice(&[0, 0, 0, 1]);
+                stranger.send_to(&datagram, address).await.unwrap();
+            }
+        }
+    }
+    let link = Link::socket(socket().await).unwrap();
+    let another = connect(link, &client_tls(), &Transport::default(), address).unwrap();
+    another.established().await.unwrap();
+    assert!(client.error().is_none());
+}
+
+#[tokio::test]
+async fn a_server_that_was_started_again_ends_what_it_does_not_know() {
+    let (old, address) = server().await;
+    let link = Link::socket(socket().await).unwrap();
+    let client = connect(link, &client_tls(), &Transport::default(), address).unwrap();
+    client.established().await.unwrap();
+    // A server that is gone without a word: its socket is silent, then taken over.
+    let settings = ServerSettings {
+        tls: server_tls(),
+        transport: Transport::default(),
+        secret: [7; 32],
+        connections: 100,
+    };
+    let fresh = socket().await;
+    let fresh_address = fresh.local_addr().unwrap();
+    let _new = Server::new(Link::socket(fresh).unwrap(), &settings);
+    // Packets of the client come to the new server by way of a relay, as if it had the old one's address.
+    let mut stream = client.open_bi().await.unwrap();
+    let relay = socket().await;
+    let link = Link::socket(socket().await).unwrap();
+    let through = connect(link, &client_tls(), &Transport::default(), relay.local_addr().unwrap()).unwrap();
+    let mut to = address;
+    let mut packet = vec![0; 2000];
+    let mut from = None;
+    let established = through.established();
+    tokio::pin!(established);
+    loop {
+        tokio::select! {
+            done = &mut established => {
+                done.unwrap();
+                break;
+            }
+            received = relay.recv_from(&mut packet) => {
+                let (len, source) = received.unwrap();
+                if source == address {
+                    relay.send_to(&packet[..len], from.unwrap()).await.unwrap();
+                } else {
+                    from = Some(source);
+                    relay.send_to(&packet[..len], to).await.unwrap();
+                }
+            }
+        }
+    }
+    to = fresh_address;
+    let mut early = through.open_bi().await.unwrap();
+    early.write_all(&[1; 200]).await.unwrap();
+    let closed = through.closed();
+    tokio::pin!(closed);
+    let error = loop {
+        tokio::select! {
+            error = &mut closed => break error,
+            received = relay.recv_from(&mut packet) => {
+                let (len, source) = received.unwrap();
+                if source == address {
+                    continue;
+                }
+                let to = if source == fresh_address { from.unwrap() } else { to };
+                relay.send_to(&packet[..len], to).await.unwrap();
+            }
+        }
+    };
+    assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::ConnectionReset);
+    stream.write_all(b"the other one lives").await.unwrap();
+    assert!(client.error().is_none());
+    drop(old);
+}
