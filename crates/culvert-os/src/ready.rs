@@ -1,4 +1,4 @@
-//! Waiting for sockets on a thread that has nothing else to do: poll(2).
+//! Waiting for sockets on a thread that has nothing else to do: ppoll(2).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,14 +17,13 @@ pub struct Wish<'a> {
     pub write: bool,
 }
 
-/// Blocks until one of two sockets is ready for what is wished, or broken, but not longer than `limit`, which counts in
-/// whole milliseconds. Whether one was; a signal too ends the wait, with `false`.
+/// Blocks until one of two sockets is ready for what is wished, or broken, but not longer than `limit`. Whether one was; a
+/// signal too ends the wait, with `false`.
 ///
 /// # Errors
 /// The kernel has no memory for it.
 pub fn wait(wishes: [Wish<'_>; 2], limit: Duration) -> io::Result<bool> {
-    let millis = limit.as_millis().try_into().unwrap_or(i32::MAX);
-    sys::wait_any(wishes.map(|wish| (wish.socket, wish.read, wish.write)), millis)
+    sys::wait_any(wishes.map(|wish| (wish.socket, wish.read, wish.write)), limit)
 }
 
 #[cfg(test)]

@@ -46,6 +46,8 @@ pub struct Incoming {
     pub checked: bool,
     /// Of a train of datagrams, how long each is. Else 0.
     pub segment: u16,
+    /// Of a train of datagrams or TCP segments, how long the payload of each is. Else 0.
+    pub train: u16,
 }
 
 /// What the kernel is to do with a packet that is sent.
@@ -114,6 +116,7 @@ impl Tun {
             len,
             checked: head[0] & (NEEDS_CHECKSUM | DATA_VALID) != 0,
             segment: if head[1] & 0x7f == TRAIN_UDP { half(4) } else { 0 },
+            train: if head[1] == 0 { 0 } else { half(4) },
         })
     }
 

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
+use std::time::Duration;
 
 use libc::c_int;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -180,18 +181,22 @@ pub(crate) fn wait_writable(fd: BorrowedFd<'_>, millis: c_int) -> io::Result<boo
     Ok(poll.revents & libc::POLLOUT != 0)
 }
 
-/// poll(2) on sockets, each with whether it is to be read and written. Whether one of them is ready or broken before the
+/// ppoll(2) on sockets, each with whether it is to be read and written. Whether one of them is ready or broken before the
 /// time is over.
 pub(crate) fn wait_any<const N: usize>(
     sockets: [(BorrowedFd<'_>, bool, bool); N],
-    millis: c_int,
+    limit: Duration,
 ) -> io::Result<bool> {
+    let limit = libc::timespec {
+        tv_sec: limit.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
     let mut polls = sockets.map(|(fd, read, write)| {
         let events = if read { libc::POLLIN } else { 0 } | if write { libc::POLLOUT } else { 0 };
         libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
     });
-    // SAFETY: `polls` is an array of `N` valid pollfds.
-    match check(unsafe { libc::poll(polls.as_mut_ptr(), N as libc::nfds_t, millis) }) {
+    // SAFETY: `polls` is an array of `N` valid pollfds, `limit` a valid time, and no signal mask is given.
+    match check(unsafe { libc::ppoll(polls.as_mut_ptr(), N as libc::nfds_t, &limit, ptr::null()) }) {
         Ok(ready) => Ok(ready > 0),
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
         Err(error) => Err(error),

@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use libc::c_int;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -108,7 +109,10 @@ pub(crate) fn wait_writable(_: BorrowedFd<'_>, _: c_int) -> io::Result<bool> {
     unsupported()
 }
 
-pub(crate) fn wait_any<const N: usize>(_: [(BorrowedFd<'_>, bool, bool); N], _: c_int) -> io::Result<bool> {
+pub(crate) fn wait_any<const N: usize>(
+    _: [(BorrowedFd<'_>, bool, bool); N],
+    _: Duration,
+) -> io::Result<bool> {
     unsupported()
 }
 
