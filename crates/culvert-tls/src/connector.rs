@@ -9,16 +9,19 @@ use culvert_wire::Host;
 use rustls::client::{EchConfig, EchMode, Resumption};
 use rustls::crypto::aws_lc_rs::hpke::ALL_SUPPORTED_SUITES;
 use rustls::pki_types::{EchConfigListBytes, ServerName};
-use rustls::sign::SingleCertAndKey;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, NoKeyLog};
 
 use crate::authorities::{Authorities, Store};
+use crate::browser::{ClientHello, Fingerprint};
+use crate::client::{self, Client, Judge, Verdict};
 use crate::conn::TlsConn;
 use crate::engine::{self, Facts};
 use crate::error::{SettingsError, Side, TlsError, TlsFault};
 use crate::identity;
 use crate::notes::Secrets;
 use crate::provider;
+use crate::reality;
 use crate::sessions::Sessions;
 use crate::settings::{ClientSettings, Ech, Fragment, Trust};
 use crate::verify::{Belief, ServerVerifier};
@@ -27,6 +30,9 @@ use crate::verify::{Belief, ServerVerifier};
 #[derive(Clone)]
 pub struct Connector {
     config: Arc<ClientConfig>,
+    /// What a handshake of our own needs.
+    verifier: Arc<ServerVerifier>,
+    own: Option<Arc<CertifiedKey>>,
     name: ServerName<'static>,
     /// Whom the stream leads to, where that is not the name.
     peer: Option<Arc<str>>,
@@ -101,6 +107,8 @@ impl Connector {
         };
         let builder = builder.map_err(|error| SettingsError::invalid("tls", error))?;
         let belief = match &settings.trust {
+            // Here the question is only whether it is the real site.
+            _ if settings.reality.is_some() => Belief::Store(Arc::clone(&store)),
             Trust::Store => Belief::Store(Arc::clone(&store)),
             Trust::Authorities(source) => {
                 let text = source.read("certificate_path")?;
@@ -110,11 +118,15 @@ impl Connector {
             Trust::Anyone => Belief::Anyone,
         };
         let verifier = Arc::new(ServerVerifier { belief, algorithms });
-        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
-        let mut config = match &settings.certificate {
-            Some(source) => {
-                let own = identity::load(source, ["client_certificate", "client_key"])?;
-                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own)))
+        let builder = builder.dangerous().with_custom_certificate_verifier(Arc::clone(&verifier) as _);
+        let own = match &settings.certificate {
+            Some(source) => Some(Arc::new(identity::load(source, ["client_certificate", "client_key"])?)),
+            None => None,
+        };
+        let mut config = match &own {
+            Some(own) => {
+                let own = SingleCertAndKey::from(CertifiedKey::clone(own));
+                builder.with_client_cert_resolver(Arc::new(own))
             }
             None => builder.with_no_client_auth(),
         };
@@ -125,6 +137,8 @@ impl Connector {
         config.resumption = Resumption::store(Arc::new(Sessions::default()));
         Ok(Self {
             config: Arc::new(config),
+            verifier,
+            own,
             name,
             peer,
             fragment: settings.fragment,
@@ -164,11 +178,73 @@ impl Connector {
         if self.ech_query().is_some() {
             return Err(failed(shown, peer, TlsFault::EchMissing));
         }
-        let handshake = engine::connect(conn, Arc::clone(&self.config), name, self.fragment);
+        let handshake = async {
+            if self.settings.fingerprint.is_some() || self.settings.reality.is_some() {
+                return self.imitate(conn, name, self.fragment, |_| Ok(())).await;
+            }
+            let done = engine::connect(conn, Arc::clone(&self.config), name, self.fragment).await;
+            done.map_err(|failure| failure.fault)
+        };
         match tokio::time::timeout(self.timeout, handshake).await {
             Ok(Ok(done)) => Ok(done),
-            Ok(Err(failure)) => Err(failed(shown, peer, failure.fault)),
+            Ok(Err(fault)) => Err(failed(shown, peer, fault)),
             Err(_) => Err(failed(shown, peer, TlsFault::Timeout(self.timeout))),
+        }
+    }
+
+    /// The same by a handshake of our own whose hello `change` may still change, in what
+    /// [`ClientHello`] allows: a protocol that hides a sign in the session id. The hello is that of
+    /// the fingerprint in the settings, or else that of a recent Chrome, and it stays in one record.
+    ///
+    /// # Errors
+    /// Why not, and with whom.
+    pub async fn connect_changed(
+        &self,
+        conn: BoxStream,
+        change: impl FnOnce(&mut ClientHello) -> Result<(), TlsFault> + Send,
+    ) -> Result<(TlsConn, Facts), TlsError> {
+        let failed = |fault| failed(self.name.to_str().into_owned(), self.peer.clone(), fault);
+        let fragment = Fragment { records: false, ..self.fragment };
+        let handshake = self.imitate(conn, self.name.clone(), fragment, change);
+        match tokio::time::timeout(self.timeout, handshake).await {
+            Ok(done) => done.map_err(failed),
+            Err(_) => Err(failed(TlsFault::Timeout(self.timeout))),
+        }
+    }
+
+    /// Shakes hands with the hello of a browser, and as a client of REALITY if that is asked for.
+    async fn imitate(
+        &self,
+        conn: BoxStream,
+        name: ServerName<'static>,
+        fragment: Fragment,
+        change: impl FnOnce(&mut ClientHello) -> Result<(), TlsFault>,
+    ) -> Result<(TlsConn, Facts), TlsFault> {
+        let unable = || TlsFault::Protocol("the cryptography library failed".to_owned());
+        let settings = &*self.settings;
+        let fingerprint = settings.fingerprint.unwrap_or(Fingerprint::Chrome);
+        let shown = match &name {
+            ServerName::DnsName(name) if !settings.disable_sni => Some(name.as_ref()),
+            _ => None,
+        };
+        let mut hello = ClientHello::new(fingerprint, shown, &settings.parameters.alpn).ok_or_else(unable)?;
+        let proof = settings.reality.as_ref().map(|reality| reality.sign(&mut hello).ok_or_else(unable));
+        let proof = proof.transpose()?;
+        change(&mut hello)?;
+        let judge = Judge {
+            verifier: Arc::clone(&self.verifier),
+            name: name.clone(),
+            reality: proof,
+            own: self.own.clone(),
+        };
+        let (conn, facts, verdict) = client::connect(conn, Client::new(hello, judge), fragment).await?;
+        match verdict {
+            Verdict::Accepted => Ok((conn, facts)),
+            Verdict::RealSite => {
+                let name = name.to_str().into_owned();
+                tokio::spawn(reality::visit(conn, name, fingerprint, facts.alpn));
+                Err(TlsFault::RealSite)
+            }
         }
     }
 }

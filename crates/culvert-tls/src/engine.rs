@@ -226,7 +226,7 @@ impl Handshake {
 }
 
 /// Reads what comes next.
-async fn receive(conn: &mut BoxStream, incoming: &mut Vec<u8>) -> Result<(), TlsFault> {
+pub(crate) async fn receive(conn: &mut BoxStream, incoming: &mut Vec<u8>) -> Result<(), TlsFault> {
     let more = read_chain(conn, Room::NONE).await.map_err(TlsFault::Io)?;
     if more.is_empty() {
         return Err(TlsFault::Closed);
@@ -239,12 +239,12 @@ async fn receive(conn: &mut BoxStream, incoming: &mut Vec<u8>) -> Result<(), Tls
 }
 
 /// Whether the bytes begin as a record does.
-fn looks_like_tls(bytes: &[u8]) -> bool {
+pub(crate) fn looks_like_tls(bytes: &[u8]) -> bool {
     matches!(bytes, [20..=23, 3, ..])
 }
 
 /// The first words of what should have been TLS.
-fn printable(bytes: &[u8]) -> String {
+pub(crate) fn printable(bytes: &[u8]) -> String {
     const MOST: usize = 24;
     let text = bytes.iter().take(MOST).take_while(|byte| (b' '..=b'~').contains(byte));
     text.map(|byte| char::from(*byte)).collect()

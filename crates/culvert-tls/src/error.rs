@@ -69,6 +69,9 @@ pub enum TlsFault {
     /// The peer is no client, but an authority that wanted a proof that the name is served here (RFC 8737), and has it.
     #[error("an authority has its proof")]
     Proved,
+    /// The server is the site whose name was asked for, and no server of REALITY that knows us.
+    #[error("REALITY: the server is the real site; it does not know us by our key, short id or clock")]
+    RealSite,
     /// Anything else, in the words of the TLS library.
     #[error("{0}")]
     Protocol(String),
@@ -83,7 +86,7 @@ impl TlsFault {
             Self::Closed | Self::Proved => io::ErrorKind::UnexpectedEof,
             Self::Io(error) => error.kind(),
             Self::Alert(_) => io::ErrorKind::ConnectionAborted,
-            Self::Certificate(_) | Self::EchRejected { .. } | Self::EchMissing => {
+            Self::Certificate(_) | Self::EchRejected { .. } | Self::EchMissing | Self::RealSite => {
                 io::ErrorKind::PermissionDenied
             }
             Self::NotTls(_) | Self::Alpn | Self::Protocol(_) => io::ErrorKind::InvalidData,

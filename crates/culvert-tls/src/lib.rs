@@ -1,10 +1,11 @@
 //! TLS client and server: one stream type for all.
 //!
 //! ```text
-//! settings ─▶ Connector / Acceptor ──handshake (rustls)──▶ secrets ─▶ TlsConn (our record layer)
+//! settings ─▶ Connector / Acceptor ──handshake (rustls, or ours)──▶ secrets ─▶ TlsConn (our record layer)
 //! ```
 //!
-//! The handshake is the library's, the records after it are ours: sealed and opened in place in pooled buffers, several
+//! The handshake is the library's, but for clients that imitate a browser or speak REALITY, whose handshake is our own.
+//! The records after it are ours: sealed and opened in place in pooled buffers, several
 //! to a system call, with nothing held while a connection idles (see [`conn`]).
 //!
 //! | module | holds |
@@ -13,19 +14,24 @@
 //! | [`conn`] | [`TlsConn`], the stream inside |
 //! | [`record`] | records without sockets: `Sealer`, `Opener` and the secrets they are made from |
 //! | [`settings`] | what the two sides are made from; [`options`] makes them from configuration options |
+//! | [`browser`] | ClientHellos of browsers, byte by byte |
+//! | `client` | the handshake that follows such a hello |
+//! | [`reality`] | REALITY: what a client and a server of it share |
+//! | [`schedule`] | the secrets of TLS 1.3 |
 //! | `engine` | the handshake library's API, all of it that is not configuration |
 //! | `verify`, [`authorities`], `identity` | certificates: the peer's, whom to trust, our own |
 //! | [`error`], [`fault`] | what went wrong and for which name |
 //! | `fragment`, `hello` | the first message in pieces |
 //! | `watch` | files that change |
 //!
-//! Left out on purpose: kernel TLS, ECH on the side of a server, browsers' hellos (`utls`) and
-//! REALITY. The last two need a handshake of their own; the record layer takes its secrets as it takes the library's.
+//! Left out on purpose: kernel TLS, ECH on the side of a server.
 
 #![forbid(unsafe_code)]
 
 pub mod acceptor;
 pub mod authorities;
+pub mod browser;
+mod client;
 pub mod conn;
 pub mod connector;
 mod der;
@@ -38,7 +44,9 @@ mod identity;
 mod notes;
 pub mod options;
 mod provider;
+pub mod reality;
 pub mod record;
+pub mod schedule;
 mod sessions;
 pub mod settings;
 #[cfg(test)]
@@ -51,10 +59,12 @@ mod watch;
 
 pub use acceptor::Acceptor;
 pub use authorities::Store;
+pub use browser::{ClientHello, Fingerprint};
 pub use conn::TlsConn;
 pub use connector::Connector;
 pub use engine::Facts;
 pub use error::{SettingsError, TlsError, TlsFault};
 pub use fault::CertificateFault;
 pub use identity::{CertificateSource, OwnCertificate};
+pub use reality::RealityClient;
 pub use settings::{ClientSettings, ServerSettings, StoreSettings};

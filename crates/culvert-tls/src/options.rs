@@ -7,11 +7,14 @@ use culvert_config::options::certificate::{CertificateOptions, CertificateStore}
 use culvert_config::options::certificate_provider::{CertificateProviderReference, MadeProvider};
 use culvert_config::options::tls;
 use culvert_config::options::tls::inbound::ClientAuthentication as Asked;
+use culvert_config::options::tls::outbound::Fingerprint as Name;
 use culvert_config::options::tls::{InboundTls, OutboundTls, TlsVersion};
 use culvert_config::value::{Base64, List, Pem, PemSection, Word};
 
+use crate::browser::Fingerprint;
 use crate::error::SettingsError;
 use crate::identity::CertificateSource;
+use crate::reality::RealityClient;
 use crate::settings::{
     ClientAuthentication, ClientSettings, Curve, Ech, Fragment, Identity, KeyPairSource, Parameters,
     ServerSettings, Source, StoreBase, StoreSettings, Trust, Version,
@@ -27,8 +30,9 @@ pub fn client(options: &OutboundTls) -> Result<ClientSettings, SettingsError> {
         ("kernel_tx", options.kernel_tx),
         ("kernel_rx", options.kernel_rx),
         ("spoof", !options.spoof.is_empty()),
-        ("utls", options.utls.as_ref().is_some_and(|utls| utls.enabled)),
-        ("reality", options.reality.as_ref().is_some_and(|reality| reality.enabled)),
+        ("ech together with utls", imitates(options) && options.ech.as_ref().is_some_and(|ech| ech.enabled)),
+        // All the suites of its TLS 1.2 are ones that are not spoken here.
+        ("utls.fingerprint 360", fingerprint(options) == Some(Fingerprint::Browser360)),
     ])?;
     let pins = &options.certificate_public_key_sha256;
     let trust = match source(&options.certificate, &options.certificate_path) {
@@ -66,8 +70,47 @@ pub fn client(options: &OutboundTls) -> Result<ClientSettings, SettingsError> {
             fallback_delay: options.fragment_fallback_delay.get(),
         },
         ech,
+        fingerprint: fingerprint(options),
+        reality: reality(options)?,
         handshake_timeout: options.handshake_timeout.get(),
     })
+}
+
+fn imitates(options: &OutboundTls) -> bool {
+    options.utls.as_ref().is_some_and(|utls| utls.enabled)
+}
+
+/// The browser to imitate.
+fn fingerprint(options: &OutboundTls) -> Option<Fingerprint> {
+    let utls = options.utls.as_ref().filter(|utls| utls.enabled)?;
+    Some(match utls.fingerprint.get() {
+        None
+        | Some(
+            Name::Chrome
+            | Name::ChromePsk
+            | Name::ChromePskShuffle
+            | Name::ChromePaddingPskShuffle
+            | Name::ChromePq
+            | Name::ChromePqPsk,
+        ) => Fingerprint::Chrome,
+        Some(Name::Firefox) => Fingerprint::Firefox,
+        Some(Name::Edge) => Fingerprint::Edge,
+        Some(Name::Safari) => Fingerprint::Safari,
+        Some(Name::Browser360) => Fingerprint::Browser360,
+        Some(Name::Qq) => Fingerprint::Qq,
+        Some(Name::Ios) => Fingerprint::Ios,
+        Some(Name::Android) => Fingerprint::Android,
+        Some(Name::Random) => Fingerprint::Random,
+        Some(Name::Randomized) => Fingerprint::Randomized,
+    })
+}
+
+fn reality(options: &OutboundTls) -> Result<Option<RealityClient>, SettingsError> {
+    let Some(reality) = options.reality.as_ref().filter(|reality| reality.enabled) else { return Ok(None) };
+    let missing = |option| SettingsError::invalid(option, "it is missing or damaged");
+    let public_key = reality.public_key.bytes().ok_or_else(|| missing("reality.public_key"))?;
+    let short_id = reality.short_id.bytes().ok_or_else(|| missing("reality.short_id"))?;
+    Ok(Some(RealityClient { public_key, short_id, mldsa65: None }))
 }
 
 /// The settings of a server. Whether the options are `enabled` is the caller's to ask.
@@ -308,13 +351,30 @@ mod tests {
     fn what_is_not_built_is_named() {
         for (tls, option) in [
             (r#""kernel_tx": true"#, "kernel_tx"),
-            (r#""utls": {"enabled": true}"#, "utls"),
             (r#""spoof": "c.test""#, "spoof"),
+            (r#""utls": {"enabled": true, "fingerprint": "360"}"#, "utls.fingerprint 360"),
+            (r#""utls": {"enabled": true}, "ech": {"enabled": true}"#, "ech together with utls"),
             (r#""max_version": "1.1""#, "max_version below 1.2"),
         ] {
             let error = client(&outbound(tls)).unwrap_err().to_string();
             assert_eq!(error, format!("{option} is not built yet"));
         }
+    }
+
+    #[test]
+    fn a_browser_and_reality_are_taken_over() {
+        let settings = client(&outbound(
+            r#""utls": {"enabled": true}, "reality": {"enabled": true, "short_id": "01ab",
+               "public_key": "eaYx7t4b-cmPEgMs3q3n4KB5OY_Hhri8yEbsia-FpRo"}"#,
+        ))
+        .unwrap();
+        assert_eq!(settings.fingerprint, Some(Fingerprint::Chrome));
+        let reality = settings.reality.unwrap();
+        assert_eq!((reality.public_key[0], reality.short_id), (0x79, [1, 0xab, 0, 0, 0, 0, 0, 0]));
+        let settings = client(&outbound(r#""utls": {"enabled": true, "fingerprint": "ios"}"#)).unwrap();
+        assert_eq!((settings.fingerprint, settings.reality), (Some(Fingerprint::Ios), None));
+        let off = client(&outbound(r#""utls": {"enabled": false, "fingerprint": "ios"}"#)).unwrap();
+        assert_eq!(off.fingerprint, None);
     }
 
     #[test]

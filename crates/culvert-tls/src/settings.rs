@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::browser::Fingerprint;
 use crate::error::SettingsError;
 use crate::identity::CertificateSource;
+use crate::reality::RealityClient;
 use crate::watch::read_text;
 
 /// Text that stands in the configuration or in a file.
@@ -119,6 +121,11 @@ pub struct ClientSettings {
     pub fragment: Fragment,
     /// Hides the first message from everybody but the server. TLS 1.3 only.
     pub ech: Option<Ech>,
+    /// The browser whose first message is sent. What it says of versions, suites and groups then counts, not what
+    /// `parameters` say.
+    pub fingerprint: Option<Fingerprint>,
+    /// The server proves by REALITY who it is, and [`trust`](Self::trust) counts for nothing.
+    pub reality: Option<RealityClient>,
     /// How long a handshake may take; 15 s if absent.
     pub handshake_timeout: Option<Duration>,
 }

@@ -60,6 +60,20 @@ impl ServerVerifier {
         }
         verify_server_name(&parsed, name)
     }
+
+    /// Whether the key of the certificate made this signature. TLS 1.3 leaves each scheme one algorithm, TLS 1.2 says
+    /// less of the key, so all are tried that the scheme may mean.
+    pub(crate) fn signature_fits(
+        &self,
+        certificate: &CertificateDer<'_>,
+        scheme: SignatureScheme,
+        message: &[u8],
+        signature: &[u8],
+        is_tls13: bool,
+    ) -> bool {
+        let count = if is_tls13 { 1 } else { usize::MAX };
+        signature_fits(&self.algorithms, message, certificate, scheme, signature, count).unwrap_or(false)
+    }
 }
 
 impl ServerCertVerifier for ServerVerifier {
@@ -268,15 +282,29 @@ fn tls12_signature(
     certificate: &CertificateDer<'_>,
     signed: &DigitallySignedStruct,
 ) -> Result<HandshakeSignatureValid, Error> {
+    let (scheme, signature) = (signed.scheme, signed.signature());
+    if signature_fits(algorithms, message, certificate, scheme, signature, usize::MAX)? {
+        return Ok(HandshakeSignatureValid::assertion());
+    }
+    Err(CertificateError::BadSignature.into())
+}
+
+/// Whether the bare key of the certificate made the signature by one of the first `count` algorithms of the scheme.
+fn signature_fits(
+    algorithms: &WebPkiSupportedAlgorithms,
+    message: &[u8],
+    certificate: &CertificateDer<'_>,
+    scheme: SignatureScheme,
+    signature: &[u8],
+    count: usize,
+) -> Result<bool, Error> {
     let parsed = Certificate::parse(certificate).ok_or(CertificateError::BadEncoding)?;
     let key = SubjectPublicKeyInfoDer::from(parsed.public_key);
     let key = webpki::RawPublicKeyEntity::try_from(&key).map_err(|_| CertificateError::BadEncoding)?;
-    let scheme = algorithms.mapping.iter().find(|(scheme, _)| *scheme == signed.scheme);
-    let candidates = scheme.map(|(_, candidates)| *candidates).unwrap_or_default();
-    let fits = candidates
-        .iter()
-        .any(|algorithm| key.verify_signature(*algorithm, message, signed.signature()).is_ok());
-    if fits { Ok(HandshakeSignatureValid::assertion()) } else { Err(CertificateError::BadSignature.into()) }
+    let candidates = algorithms.mapping.iter().find(|(known, _)| *known == scheme);
+    let candidates = candidates.map(|(_, candidates)| *candidates).unwrap_or_default();
+    let mut candidates = candidates.iter().take(count);
+    Ok(candidates.any(|algorithm| key.verify_signature(*algorithm, message, signature).is_ok()))
 }
 
 impl fmt::Debug for ServerVerifier {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use aws_lc_rs::aead::{self, LessSafeKey, Nonce, UnboundKey};
-use aws_lc_rs::hkdf;
+use aws_lc_rs::{digest, hkdf};
 use zeroize::Zeroizing;
 
 use super::RecordError;
@@ -20,7 +20,7 @@ pub enum Cipher {
 }
 
 impl Cipher {
-    fn aead(self) -> &'static aead::Algorithm {
+    pub(crate) fn aead(self) -> &'static aead::Algorithm {
         match self {
             Self::Aes128Gcm => &aead::AES_128_GCM,
             Self::Aes256Gcm => &aead::AES_256_GCM,
@@ -28,17 +28,24 @@ impl Cipher {
         }
     }
 
-    fn hash(self) -> hkdf::Algorithm {
+    pub(crate) fn hash(self) -> hkdf::Algorithm {
         match self {
             Self::Aes128Gcm | Self::ChaCha20Poly1305 => hkdf::HKDF_SHA256,
             Self::Aes256Gcm => hkdf::HKDF_SHA384,
         }
     }
 
-    const fn hash_len(self) -> usize {
+    pub(crate) const fn hash_len(self) -> usize {
         match self {
             Self::Aes128Gcm | Self::ChaCha20Poly1305 => 32,
             Self::Aes256Gcm => 48,
+        }
+    }
+
+    pub(crate) fn digest(self) -> &'static digest::Algorithm {
+        match self {
+            Self::Aes128Gcm | Self::ChaCha20Poly1305 => &digest::SHA256,
+            Self::Aes256Gcm => &digest::SHA384,
         }
     }
 
@@ -77,24 +84,39 @@ impl TrafficSecret {
         next
     }
 
-    /// HKDF-Expand-Label with an empty context (RFC 8446 section 7.1).
-    fn expand(&self, label: &str, to: &mut [u8]) {
-        struct Len(usize);
-        impl hkdf::KeyType for Len {
-            fn len(&self) -> usize {
-                self.0
-            }
-        }
-        const PREFIX: &str = "tls13 ";
-        let label_len = (PREFIX.len() + label.len()) as u8;
-        let info: [&[u8]; 5] =
-            [&(to.len() as u16).to_be_bytes(), &[label_len], PREFIX.as_bytes(), label.as_bytes(), &[0]];
-        let secret = hkdf::Prk::new_less_safe(self.cipher.hash(), &self.bytes[..self.cipher.hash_len()]);
-        secret
-            .expand(&info, Len(to.len()))
-            .and_then(|okm| okm.fill(to))
-            .expect("HKDF gives up to 255 hashes, and no key is longer than two");
+    pub(crate) fn cipher(&self) -> Cipher {
+        self.cipher
     }
+
+    /// Fills `to` with what has this label, in an empty context.
+    pub(crate) fn expand(&self, label: &str, to: &mut [u8]) {
+        let secret = hkdf::Prk::new_less_safe(self.cipher.hash(), &self.bytes[..self.cipher.hash_len()]);
+        expand_label(&secret, label, &[], to);
+    }
+}
+
+/// HKDF-Expand-Label (RFC 8446 section 7.1). `context` is empty or a hash.
+pub(crate) fn expand_label(secret: &hkdf::Prk, label: &str, context: &[u8], to: &mut [u8]) {
+    struct Len(usize);
+    impl hkdf::KeyType for Len {
+        fn len(&self) -> usize {
+            self.0
+        }
+    }
+    const PREFIX: &str = "tls13 ";
+    let label_len = (PREFIX.len() + label.len()) as u8;
+    let info: [&[u8]; 6] = [
+        &(to.len() as u16).to_be_bytes(),
+        &[label_len],
+        PREFIX.as_bytes(),
+        label.as_bytes(),
+        &[context.len() as u8],
+        context,
+    ];
+    secret
+        .expand(&info, Len(to.len()))
+        .and_then(|okm| okm.fill(to))
+        .expect("HKDF gives up to 255 hashes, and no key is longer than two");
 }
 
 /// What a handshake leaves behind for one direction.

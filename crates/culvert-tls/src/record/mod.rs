@@ -16,6 +16,7 @@ mod keys;
 mod open;
 mod seal;
 
+pub(crate) use keys::expand_label;
 pub use keys::{Cipher, Secret, TrafficSecret};
 pub use open::Opener;
 pub use seal::Sealer;

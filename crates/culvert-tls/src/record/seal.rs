@@ -9,6 +9,8 @@ use super::{ContentType, HEADER, MAX_DATA, RecordError, Secret, TAG};
 /// Makes the records of one direction.
 pub struct Sealer {
     pub(super) keys: Keys,
+    /// Most bytes of data in one record.
+    max: usize,
 }
 
 impl Sealer {
@@ -16,14 +18,19 @@ impl Sealer {
     /// cipher.
     #[must_use]
     pub fn new(secret: Secret, sequence: u64) -> Option<Self> {
-        Keys::new(secret, sequence).map(|keys| Self { keys })
+        Keys::new(secret, sequence).map(|keys| Self { keys, max: MAX_DATA })
+    }
+
+    /// Puts at most so many bytes of data into a record, where the peer takes no more.
+    pub(crate) fn limit(&mut self, max: usize) {
+        self.max = self.max.min(max);
     }
 
     /// The space that [`Sealer::seal`] wants around data.
     #[must_use]
     pub fn room(&self) -> Room {
         let kind = usize::from(matches!(self.keys.form, Form::Tls13(_)));
-        Room { head: HEADER + self.keys.explicit_nonce(), tail: kind + TAG, max: MAX_DATA }
+        Room { head: HEADER + self.keys.explicit_nonce(), tail: kind + TAG, max: self.max }
     }
 
     /// Makes `piece` one record in its own memory. Nothing is allocated or copied.
@@ -85,6 +92,27 @@ impl Sealer {
         }
         .map_err(|_| RecordError::Exhausted)?;
         record.grow(data.len() + room.tail);
+        self.keys.advance()?;
+        Ok(record)
+    }
+
+    /// Makes a record of TLS 1.3 that is `len` bytes long in all, with zeros behind the data.
+    ///
+    /// # Errors
+    /// [`RecordError::TooLong`] if that is too short for the data, or longer than a record may be.
+    pub fn seal_padded(&mut self, kind: ContentType, data: &[u8], len: usize) -> Result<Buf, RecordError> {
+        let inner = len.checked_sub(HEADER + TAG).filter(|inner| *inner <= MAX_DATA + 1);
+        let inner = inner.filter(|inner| *inner > data.len()).ok_or(RecordError::TooLong)?;
+        let [high, low] = ((inner + TAG) as u16).to_be_bytes();
+        let header = [ContentType::Data.byte(), 3, 3, high, low];
+        let mut record = Buf::new(len, 0, 0);
+        record.append(&header);
+        record.append(data);
+        record.append(&[kind.byte()]);
+        record.append(&vec![0; inner - data.len() - 1]);
+        let (nonce, body) = (once(self.keys.nonce()), &mut record[HEADER..]);
+        let tag = self.keys.key.seal_in_place_separate_tag(nonce, Aad::from(header), body);
+        record.append(tag.map_err(|_| RecordError::Exhausted)?.as_ref());
         self.keys.advance()?;
         Ok(record)
     }

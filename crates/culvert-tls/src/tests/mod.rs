@@ -1,6 +1,7 @@
 //! The two sides against one another, against the stock library, and against other programs.
 
 mod handshake;
+mod imitation;
 mod interop;
 mod provided;
 mod trust;

@@ -248,7 +248,14 @@ impl OutboundTls {
             let message = "REALITY needs a browser to imitate; add `\"utls\": {\"enabled\": true}`";
             cx.error(node.place_of("reality"), message);
         }
-        check_unused([("ech", self.uses_ech())], "cannot be used with REALITY", node, cx);
+        if let Some((fingerprint @ (Fingerprint::Android | Fingerprint::Browser360), node)) =
+            utls.and_then(|utls| utls.fingerprint.get()).zip(node.get("utls"))
+        {
+            let message = format!("`{}` speaks no TLS 1.3, which REALITY needs", fingerprint.name());
+            cx.error(node.place_of("fingerprint"), message);
+        }
+        let unused = [("ech", self.uses_ech()), ("disable_sni", self.disable_sni)];
+        check_unused(unused, "cannot be used with REALITY", node, cx);
         let node = node.get("reality").unwrap_or(node);
         if reality.public_key.bytes().is_none() {
             let message = "`public_key` is not an X25519 key: 32 bytes in URL-safe base64 without padding";
