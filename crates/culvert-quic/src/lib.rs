@@ -15,7 +15,7 @@
 //! | [`endpoint`] | [`connect`] and [`Server`]: how connections begin |
 //! | [`connection`] | [`Connection`], what all protocols work with |
 //! | [`stream`] | [`QuicStream`], as `StreamConn` and the traits of tokio |
-//! | [`congestion`] | [`Congestion`], which may be changed while a connection runs; Brutal |
+//! | [`congestion`] | [`Congestion`], which may be changed while a connection runs; BBR and Brutal |
 //! | [`settings`] | limits of connections, and TLS from the settings of `culvert-tls` |
 //! | [`link`] | sockets, [`Disguise`], [`Hop`] |
 //! | `driver`, `pace` | the loop, and the token bucket in front of each connection's packets |

@@ -4,18 +4,21 @@
 //! `metrics().pacing_rate`, in bits per second; the driver holds it (see the crate's docs). One that says none is paced by
 //! the library, a little faster than a window per round trip.
 
+pub mod bbr;
+#[cfg(test)]
+mod bench;
 pub mod brutal;
 
 use std::any::Any;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use quinn_proto::RttEstimator;
-use quinn_proto::congestion::{
-    BbrConfig, Controller, ControllerFactory, ControllerMetrics, CubicConfig, NewRenoConfig,
-};
+use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics, CubicConfig, NewRenoConfig};
 
+use self::bbr::Bbr;
 use self::brutal::Brutal;
 
 /// What finds out how fast to send.
@@ -60,10 +63,10 @@ impl Congestion {
                 config.initial_window(INITIAL_WINDOW);
                 Arc::new(config).build(now, mtu)
             }
-            Self::Bbr(_) => {
-                let mut config = BbrConfig::default();
-                config.initial_window(INITIAL_WINDOW);
-                Arc::new(config).build(now, mtu)
+            Self::Bbr(profile) => {
+                // Connections that begin together are not to ask the path at the same times.
+                let phase = RandomState::new().hash_one(mtu);
+                Box::new(Bbr::new(profile, now, mtu, rtt, phase))
             }
             Self::Brutal(rate) => Box::new(Brutal::new(rate, now, mtu, rtt)),
         }
