@@ -15,7 +15,7 @@ use crate::process::Process;
 use crate::procfs::{CpuSample, Memory};
 use crate::programs::Program;
 use crate::protocols::{Entry, Protocol, Setup};
-use crate::relay;
+use crate::relay::Reference;
 use crate::wire::{self, Header, Op, READY};
 
 /// How long programs may take until the first connection goes through.
@@ -39,8 +39,8 @@ enum Part {
     Alone(Program),
     /// Two programs, one at each end.
     Pair { client: Program, server: Program },
-    /// What the kernel costs, beside the plain connection only: a relay of our own, or no program at all.
-    Floor(Option<Program>),
+    /// What kernel and cipher cost: relays of our own.
+    Floor(Reference),
     /// No program: the load generator's two ends talk to each other.
     Nothing,
 }
@@ -63,14 +63,10 @@ impl Contender {
         contenders
     }
 
-    /// The least that any program can cost here: relays of our own, and no program at all.
-    pub(crate) fn floor() -> Result<Vec<Self>, Failure> {
-        let mut floor = Vec::new();
-        for mode in relay::Mode::ALL {
-            floor.push(Self { name: mode.title().into(), part: Part::Floor(Some(mode.program()?)) });
-        }
-        floor.push(Self { name: "floor: no program".into(), part: Part::Floor(None) });
-        Ok(floor)
+    /// The least that any program can cost here: relays of our own.
+    pub(crate) fn floor() -> Vec<Self> {
+        let contender = |part: Reference| Self { name: part.title().into(), part: Part::Floor(part) };
+        Reference::ALL.map(contender).to_vec()
     }
 
     /// The load generator's ends without a program in between, beside every protocol.
@@ -83,7 +79,7 @@ impl Contender {
         match self.part {
             Part::Alone(_) | Part::Nothing => true,
             Part::Pair { .. } => protocol.has_server(),
-            Part::Floor(_) => protocol.entry == Entry::Plain,
+            Part::Floor(reference) => reference.fits(protocol.floor),
         }
     }
 
@@ -92,18 +88,14 @@ impl Contender {
         matches!(self.part, Part::Floor(_) | Part::Nothing)
     }
 
-    fn client(&self) -> Option<&Program> {
-        match &self.part {
-            Part::Alone(client) | Part::Pair { client, .. } | Part::Floor(Some(client)) => Some(client),
-            Part::Floor(None) | Part::Nothing => None,
-        }
-    }
-
-    fn server(&self) -> Option<&Program> {
-        match &self.part {
-            Part::Alone(server) | Part::Pair { server, .. } => Some(server),
-            Part::Floor(_) | Part::Nothing => None,
-        }
+    /// Client and server program of a protocol's rows; the second one is left alone where it needs one only.
+    fn programs(&self, protocol: &Protocol) -> Result<Option<[Program; 2]>, Failure> {
+        Ok(match &self.part {
+            Part::Alone(program) => Some([program.clone(), program.clone()]),
+            Part::Pair { client, server } => Some([client.clone(), server.clone()]),
+            Part::Floor(reference) => Some(reference.programs(protocol.floor)?),
+            Part::Nothing => None,
+        })
     }
 }
 
@@ -164,19 +156,21 @@ impl Chain {
             };
             Process::spawn(&name, &mut program.run(file), &folder.join(format!("{end}.log")))
         };
-        let Some(program) = contender.client() else {
+        let Some([client, server]) = contender.programs(protocol)? else {
             let route = Route { entry: Entry::Plain, entry_address: target, target, patience: PATIENCE };
             return Ok(Self { client: None, server: None, route, began: Instant::now() });
         };
-        let server = match (protocol.server_config(&setup), contender.server()) {
-            (Some(config), Some(program)) => Some(launch("server", program, &write("server", &config)?)?),
-            _ => None,
+        let (entry, configs) = match contender.part {
+            Part::Floor(_) => (Entry::Plain, protocol.relay_configs(&setup)),
+            _ => (protocol.entry, (protocol.client_config(&setup), protocol.server_config(&setup))),
         };
-        let file = write("client", &protocol.client_config(&setup))?;
+        let server =
+            configs.1.map(|config| launch("server", &server, &write("server", &config)?)).transpose()?;
+        let file = write("client", &configs.0)?;
         let began = Instant::now();
-        let client = Some(launch("client", program, &file)?);
+        let client = Some(launch("client", &client, &file)?);
         let entry_address = SocketAddr::from((Ipv4Addr::LOCALHOST, setup.entry_port));
-        let route = Route { entry: protocol.entry, entry_address, target, patience: PATIENCE };
+        let route = Route { entry, entry_address, target, patience: PATIENCE };
         Ok(Self { client, server, route, began })
     }
 

@@ -177,6 +177,8 @@ struct Report {
 #[derive(Args)]
 struct Relay {
     mode: relay::Mode,
+    #[arg(long, default_value = "aes128-gcm")]
+    cipher: relay::Cipher,
     /// Always `run`: relays are started as the programs are
     action: String,
     #[arg(short)]
@@ -204,7 +206,9 @@ fn run(arguments: Arguments) -> Result<bool, Failure> {
         Scenario::Startup(arguments) => arguments.run(),
         Scenario::Floor(arguments) => arguments.run(),
         Scenario::Report(arguments) => arguments.run(),
-        Scenario::Relay(arguments) => relay::run(arguments.mode, &arguments.config).map(|()| true),
+        Scenario::Relay(arguments) => {
+            relay::run(arguments.mode, arguments.cipher, &arguments.config).map(|()| true)
+        }
     }
 }
 
@@ -227,7 +231,8 @@ impl Matrix {
 
 impl Floor {
     fn run(&self) -> Result<bool, Failure> {
-        let protocols = protocols::choose(&["direct".into()], false)?;
+        let shown = ["direct", "vless", "ss2022-aes-128-gcm", "ss2022-aes-256-gcm", "ss2022-chacha20"];
+        let protocols = protocols::choose(&shown.map(str::to_owned), false)?;
         let settings = matrix::Settings { protocols, ..self.bulk.settings(&self.common) };
         self.common.carry_out_with(Vec::new(), |context| matrix::floor(context, &settings))
     }

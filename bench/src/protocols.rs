@@ -7,12 +7,13 @@
 //!
 //! To add a protocol, add an entry to [`PROTOCOLS`]. All passwords and keys are for these runs alone.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::identity::{Identity, SERVER_NAME};
+use crate::relay::Cipher;
 
 /// A Shadowsocks entry: only method and password differ.
 macro_rules! shadowsocks {
@@ -22,6 +23,11 @@ macro_rules! shadowsocks {
             |_| json!({ "type": "shadowsocks", "method": $method, "password": $password }),
             |_| json!({ "type": "shadowsocks", "method": $method, "password": $password }),
         )
+    .without_floor()
+    .sealed(Cipher::Aes128Gcm)
+    };
+    ($name:literal, $method:literal, $password:expr, $cipher:ident) => {
+        shadowsocks!($name, $method, $password).sealed(Cipher::$cipher)
     };
 }
 
@@ -55,6 +61,17 @@ enum Ends {
     Two { outbound: Part, inbound: Part },
 }
 
+/// The least that has to be done to payload, whoever does it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Floor {
+    /// Nothing: the kernel can move it.
+    Kernel,
+    /// It is sealed once and opened once.
+    Cipher(Cipher),
+    /// More than a relay over TCP shows.
+    Unknown,
+}
+
 /// An inbound or outbound. Tags, addresses and ports are filled in unless the entry has its own.
 type Part = fn(&Setup) -> Value;
 
@@ -65,6 +82,7 @@ pub(crate) struct Protocol {
     /// What tables show.
     pub(crate) title: &'static str,
     pub(crate) entry: Entry,
+    pub(crate) floor: Floor,
     ends: Ends,
 }
 
@@ -77,6 +95,7 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
         name: "direct",
         title: "direct-in → direct",
         entry: Entry::Plain,
+        floor: Floor::Kernel,
         ends: Ends::One {
             inbound: |s| {
                 let (address, port) = (s.target.ip(), s.target.port());
@@ -88,25 +107,29 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
         name: "socks",
         title: "socks → direct",
         entry: Entry::Socks,
+        floor: Floor::Kernel,
         ends: Ends::One { inbound: |_| json!({ "type": "socks" }) },
     },
     two("socks-hop", |_| json!({ "type": "socks" }), |_| json!({ "type": "socks" })),
     two("http-hop", |_| json!({ "type": "http" }), |_| json!({ "type": "http" })),
     shadowsocks!("ss-none", "none", PASSWORD),
-    shadowsocks!("ss-aes-128-gcm", "aes-128-gcm", PASSWORD),
-    shadowsocks!("ss-aes-192-gcm", "aes-192-gcm", PASSWORD),
-    shadowsocks!("ss-aes-256-gcm", "aes-256-gcm", PASSWORD),
-    shadowsocks!("ss-chacha20", "chacha20-ietf-poly1305", PASSWORD),
-    shadowsocks!("ss-xchacha20", "xchacha20-ietf-poly1305", PASSWORD),
-    shadowsocks!("ss2022-aes-128-gcm", "2022-blake3-aes-128-gcm", KEY_16),
-    shadowsocks!("ss2022-aes-256-gcm", "2022-blake3-aes-256-gcm", KEY_32),
-    shadowsocks!("ss2022-chacha20", "2022-blake3-chacha20-poly1305", KEY_32),
+    shadowsocks!("ss-aes-128-gcm", "aes-128-gcm", PASSWORD, Aes128Gcm),
+    shadowsocks!("ss-aes-192-gcm", "aes-192-gcm", PASSWORD, Aes192Gcm),
+    shadowsocks!("ss-aes-256-gcm", "aes-256-gcm", PASSWORD, Aes256Gcm),
+    shadowsocks!("ss-chacha20", "chacha20-ietf-poly1305", PASSWORD, Chacha20Poly1305),
+    shadowsocks!("ss-xchacha20", "xchacha20-ietf-poly1305", PASSWORD, Chacha20Poly1305),
+    shadowsocks!("ss2022-aes-128-gcm", "2022-blake3-aes-128-gcm", KEY_16, Aes128Gcm),
+    shadowsocks!("ss2022-aes-256-gcm", "2022-blake3-aes-256-gcm", KEY_32, Aes256Gcm),
+    shadowsocks!("ss2022-chacha20", "2022-blake3-chacha20-poly1305", KEY_32, Chacha20Poly1305),
     two("vless", |_| vless(), |_| vless_server()),
-    two("vmess-aes-128-gcm", |_| vmess("aes-128-gcm"), |_| vmess_server()),
-    two("vmess-chacha20", |_| vmess("chacha20-poly1305"), |_| vmess_server()),
+    two("vmess-aes-128-gcm", |_| vmess("aes-128-gcm"), |_| vmess_server()).sealed(Cipher::Aes128Gcm),
+    two("vmess-chacha20", |_| vmess("chacha20-poly1305"), |_| vmess_server())
+        .sealed(Cipher::Chacha20Poly1305),
     two("vless-tls", |s| with(vless(), client_tls(s)), |s| with(vless_server(), server_tls(s))),
-    two("vmess-tls", |s| with(vmess("zero"), client_tls(s)), |s| with(vmess_server(), server_tls(s))),
-    two("trojan-tls", |s| with(trojan(), client_tls(s)), |s| with(trojan_server(), server_tls(s))),
+    two("vmess-tls", |s| with(vmess("zero"), client_tls(s)), |s| with(vmess_server(), server_tls(s)))
+        .sealed(Cipher::Aes128Gcm),
+    two("trojan-tls", |s| with(trojan(), client_tls(s)), |s| with(trojan_server(), server_tls(s)))
+        .sealed(Cipher::Aes128Gcm),
     two(
         "vless-vision",
         |s| with(with(vless(), json!({ "flow": VISION })), client_tls(s)),
@@ -114,28 +137,33 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
             let users = json!({ "users": [{ "uuid": UUID, "flow": VISION }] });
             with(with(vless_server(), users), server_tls(s))
         },
-    ),
+    )
+    .sealed(Cipher::Aes128Gcm),
     two(
         "anytls",
         |s| with(json!({ "type": "anytls", "password": PASSWORD }), client_tls(s)),
         |s| with(json!({ "type": "anytls", "users": [{ "password": PASSWORD }] }), server_tls(s)),
-    ),
+    )
+    .sealed(Cipher::Aes128Gcm),
     two("vless-ws", |_| with(vless(), transport("ws")), |_| with(vless_server(), transport("ws"))),
     two(
         "vless-ws-tls",
         |s| with(with(vless(), transport("ws")), client_tls(s)),
         |s| with(with(vless_server(), transport("ws")), server_tls(s)),
-    ),
+    )
+    .sealed(Cipher::Aes128Gcm),
     two(
         "vless-grpc-tls",
         |s| with(with(vless(), transport("grpc")), client_tls(s)),
         |s| with(with(vless_server(), transport("grpc")), server_tls(s)),
-    ),
+    )
+    .sealed(Cipher::Aes128Gcm),
     two(
         "vless-http-tls",
         |s| with(with(vless(), transport("http")), client_tls(s)),
         |s| with(with(vless_server(), transport("http")), server_tls(s)),
-    ),
+    )
+    .sealed(Cipher::Aes128Gcm),
     two(
         "vless-httpupgrade",
         |_| with(vless(), transport("httpupgrade")),
@@ -149,7 +177,8 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
         "hysteria2-salamander",
         |s| with(with(hysteria2(), salamander()), client_tls(s)),
         |s| with(with(hysteria2_server(), salamander()), server_tls(s)),
-    ),
+    )
+    .without_floor(),
     two(
         "tuic",
         |s| {
@@ -162,7 +191,8 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
             let tuic = json!({ "type": "tuic", "users": users, "congestion_control": "bbr" });
             with(with(tuic, server_tls(s)), json!({ "tls": { "alpn": "h3" } }))
         },
-    ),
+    )
+    .without_floor(),
 ];
 
 const PASSWORD: &str = "for benchmarks only";
@@ -173,7 +203,24 @@ const KEY_32: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 const VISION: &str = "xtls-rprx-vision";
 
 const fn two(name: &'static str, outbound: Part, inbound: Part) -> Protocol {
-    Protocol { name, title: name, entry: Entry::Socks, ends: Ends::Two { outbound, inbound } }
+    Protocol {
+        name,
+        title: name,
+        entry: Entry::Socks,
+        floor: Floor::Kernel,
+        ends: Ends::Two { outbound, inbound },
+    }
+}
+
+impl Protocol {
+    /// With payload sealed and opened once by `cipher`. TLS programs here agree on AES-128-GCM.
+    const fn sealed(self, cipher: Cipher) -> Self {
+        Self { floor: Floor::Cipher(cipher), ..self }
+    }
+
+    const fn without_floor(self) -> Self {
+        Self { floor: Floor::Unknown, ..self }
+    }
 }
 
 fn vless() -> Value {
@@ -243,6 +290,22 @@ impl Protocol {
     /// Whether a second program is needed.
     pub(crate) fn has_server(&self) -> bool {
         matches!(self.ends, Ends::Two { .. })
+    }
+
+    /// The configurations of relays in place of the programs: each knows the next one's port.
+    pub(crate) fn relay_configs(&self, setup: &Setup) -> (Value, Option<Value>) {
+        let to = |listen: u16, address: SocketAddr| {
+            let inbound = json!({
+                "type": "direct", "override_address": address.ip(), "override_port": address.port(),
+            });
+            config(listening(inbound, listen), direct())
+        };
+        if self.has_server() {
+            let server = SocketAddr::from((Ipv4Addr::LOCALHOST, setup.server_port));
+            (to(setup.entry_port, server), Some(to(setup.server_port, setup.target)))
+        } else {
+            (to(setup.entry_port, setup.target), None)
+        }
     }
 
     /// The configuration of the program at the entry port.

@@ -7,7 +7,7 @@ use crate::chain::{Chain, Contender, PerEnd};
 use crate::failure::Failure;
 use crate::plan::{Plan, Round, Values};
 use crate::protocols::Protocol;
-use crate::results::{Better, DISTURBED_PERCENT, FOREIGN, Metric, Run};
+use crate::results::{Better, DISTURBED_PERCENT, FOREIGN, Metric, Row, Run};
 use crate::scenarios::{Context, mib};
 use crate::target::Target;
 
@@ -34,10 +34,24 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
     let mut run = begin("matrix", context, settings);
     let mut contenders = Contender::all(&context.programs, settings.cross);
     if settings.floor {
-        contenders.extend(Contender::floor()?);
+        contenders.extend(Contender::floor());
     }
     plan(context, settings, &contenders).run(&mut run, |round| measure(round, settings))?;
+    run.rows.iter_mut().for_each(add_multiples);
     Ok(run)
+}
+
+/// Adds each program's processor time as a multiple of the cheapest relay's, round by round.
+fn add_multiples(row: &mut Row) {
+    let references = row.entries.iter().filter(|entry| entry.reference);
+    let costs = references.filter_map(|entry| Some((entry.spread("cpu")?.median, entry)));
+    let Some((_, cheapest)) = costs.min_by(|(one, _), (other, _)| one.total_cmp(other)) else { return };
+    let floor = cheapest.samples.get("cpu").cloned().unwrap_or_default();
+    for entry in row.entries.iter_mut().filter(|entry| !entry.reference) {
+        let costs = entry.samples.get("cpu").cloned().unwrap_or_default();
+        let multiples = costs.iter().zip(&floor).map(|(cost, floor)| cost / floor).collect();
+        entry.samples.insert("floor_multiple".to_owned(), multiples);
+    }
 }
 
 /// Checks integrity and measures nothing: the rows of the run only say what failed.
@@ -60,10 +74,11 @@ pub(crate) fn verify(context: &Context, settings: &Settings) -> Result<Run, Fail
     Ok(run)
 }
 
-/// Only the floor: what the kernel costs for a plain connection, as a row by itself.
+/// Only the floor: what kernel and cipher cost, as rows by themselves.
 pub(crate) fn floor(context: &Context, settings: &Settings) -> Result<Run, Failure> {
     let mut run = begin("floor", context, settings);
-    let contenders = Contender::floor()?;
+    let mut contenders = Contender::floor();
+    contenders.push(Contender::nothing());
     plan(context, settings, &contenders).run(&mut run, |round| measure(round, settings))?;
     Ok(run)
 }
@@ -126,6 +141,7 @@ fn metrics() -> Vec<Metric> {
         Metric::new("goodput", "Gbit/s", Better::Higher, 2).main(),
         Metric::new("cpu", "CPU-s/GB", Better::Lower, 3).main(),
         Metric::new("cpu_softirq", "and ksoftirqd's, CPU-s/GB", Better::Lower, 3).main(),
+        Metric::new("floor_multiple", "CPU as a multiple of the floor's", Better::Lower, 2),
         Metric::new("client_cpu", "client CPU-s/GB", Better::Lower, 3),
         Metric::new("server_cpu", "server CPU-s/GB", Better::Lower, 3),
         Metric::new("client_per_core", "client Mbit/s per core", Better::Higher, 0).detail(),
@@ -168,6 +184,7 @@ fn values(measured: &Measured) -> Values {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::Entry;
 
     fn value(values: &Values, key: &str) -> Option<f64> {
         values.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
@@ -193,6 +210,20 @@ mod tests {
         assert_eq!(value(&values, "client_cpu"), Some(0.25));
         assert_eq!(value(&values, "client_per_core"), Some(32_000.0));
         assert_eq!(value(&values, "generator_cpu"), Some(0.05));
+    }
+
+    #[test]
+    fn multiples_are_of_the_cheapest_relay() {
+        let entry = |reference: bool, cpu: &[f64]| {
+            let mut entry = Entry { reference, ..Entry::new("x") };
+            cpu.iter().for_each(|cpu| entry.add(&[("cpu", *cpu)]));
+            entry
+        };
+        let entries = vec![entry(false, &[3.0, 2.0]), entry(true, &[9.0, 9.0]), entry(true, &[2.0, 1.0])];
+        let mut row = Row { id: "r".into(), title: "r".into(), entries };
+        add_multiples(&mut row);
+        assert_eq!(row.entries[0].samples["floor_multiple"], [1.5, 2.0]);
+        assert!(!row.entries[1].samples.contains_key("floor_multiple"));
     }
 
     #[test]

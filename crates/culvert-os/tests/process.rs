@@ -4,12 +4,17 @@
 // The lint knows test functions, but not what they call.
 #![allow(clippy::unwrap_used)]
 
-use culvert_os::process::{raise_open_files_limit, release_free_memory, tune_allocator};
+use culvert_os::process::{raise_open_files_limit, release_free_memory, release_program_pages, tune_allocator};
 
 /// Resident memory in KiB.
 fn resident() -> usize {
+    status("VmRSS:")
+}
+
+/// A line of the process's status, in KiB.
+fn status(key: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
@@ -28,6 +33,11 @@ fn process_is_set_up_and_gives_memory_back() {
     assert_eq!(soft, hard);
     assert_eq!(soft, limit.to_string());
     assert_eq!(raise_open_files_limit().unwrap(), limit, "raising twice changes nothing");
+
+    let before = status("RssFile:");
+    release_program_pages();
+    assert!(status("RssFile:") < before, "no page of the program went");
+    assert_eq!(raise_open_files_limit().unwrap(), limit, "the program runs on");
 
     assert_eq!(tune_allocator(), cfg!(target_env = "gnu"));
     if !cfg!(target_env = "gnu") {

@@ -274,6 +274,46 @@ pub(crate) fn trim_allocator() -> bool {
     return false;
 }
 
+/// Unmaps the resident pages of the program and its libraries that are the same in their files (madvise(2),
+/// MADV_DONTNEED): the kernel maps them again, from its cache, when they are next touched.
+pub(crate) fn forget_program_pages() {
+    #[cfg(target_pointer_width = "64")]
+    use libc::Elf64_Phdr as ProgramHeader;
+    #[cfg(target_pointer_width = "32")]
+    use libc::Elf32_Phdr as ProgramHeader;
+
+    unsafe extern "C" fn forget(
+        object: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        _data: *mut libc::c_void,
+    ) -> c_int {
+        // SAFETY: the caller, dl_iterate_phdr, passes a valid description whose headers outlive the call.
+        let (base, headers) = unsafe {
+            let object = &*object;
+            (object.dlpi_addr, std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()))
+        };
+        // What may be written differs from the file, also where it is protected again after relocation.
+        let unwritten = |header: &&ProgramHeader| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0;
+        // SAFETY: sysconf takes an integer.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+        for header in headers.iter().filter(unwritten) {
+            let (Ok(start), Ok(len)) = (usize::try_from(base + header.p_vaddr), usize::try_from(header.p_memsz)) else {
+                continue;
+            };
+            // Whole pages only: the last one may hold the beginning of a segment that is written.
+            let (first, end) = (start.next_multiple_of(page), (start + len) / page * page);
+            if first < end {
+                // SAFETY: the pages are mapped from a file, never written, and so read the same when they come back. A
+                // failure leaves them where they are.
+                let _ = unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_DONTNEED) };
+            }
+        }
+        0
+    }
+    // SAFETY: the callback matches the type and uses no data of ours.
+    unsafe { libc::dl_iterate_phdr(Some(forget), ptr::null_mut()) };
+}
+
 /// if_nametoindex(3).
 pub(crate) fn interface_index(name: &str) -> io::Result<u32> {
     let name = CString::new(name).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;

@@ -140,6 +140,8 @@ pub(crate) fn trim_allocator() -> bool {
     false
 }
 
+pub(crate) fn forget_program_pages() {}
+
 pub(crate) fn interface_index(_: &str) -> io::Result<u32> {
     unsupported()
 }

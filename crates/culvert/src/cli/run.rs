@@ -102,6 +102,8 @@ async fn serve(
         info!("no configuration given: serving SOCKS and HTTP on {}, straight out", places.join(" and "));
     }
     info!("culvert started ({:.2}s)", begun.elapsed().as_secs_f64());
+    // Nobody needs the code that reads configurations for now.
+    culvert_os::process::release_program_pages();
     if loaded.options.log.disabled {
         log::silence();
     }

@@ -224,6 +224,7 @@ fn give_memory_back() {
     culvert_wire::pool::trim();
     culvert_os::splice::trim();
     culvert_os::process::release_free_memory();
+    culvert_os::process::release_program_pages();
 }
 
 /// A connection takes two descriptors, and a pipe while it is spliced; some stay for listeners, logs and look-ups.
