@@ -21,6 +21,7 @@
 //! | [`tcp`] | connections: sequence numbers, windows, loss, retransmission |
 //! | [`ip`], [`fragment`] | heads of version 4 and 6, fragments put together |
 //! | [`udp`], [`icmp`] | datagrams, pings, errors |
+//! | [`train`] | trains of packets, cut and joined, for links without offloads |
 //! | [`checksum`] | the Internet checksum |
 //!
 //! Sources: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675 (SACK), 8985 (RACK-TLP), 9438 (CUBIC), 6298
@@ -35,6 +36,7 @@ pub mod icmp;
 pub mod ip;
 pub mod stack;
 pub mod tcp;
+pub mod train;
 pub mod udp;
 
 pub use stack::{

@@ -47,6 +47,8 @@ pub struct Config {
     pub receive_window: u32,
     /// Most bytes that wait for a connection's peer.
     pub send_buffer: usize,
+    /// Most bytes of payload in a train of segments.
+    pub train: u32,
     /// Bytes that a connection may have on their way before anything is known of the path.
     pub initial_window: u32,
     /// How long the numbers of an ended connection are kept from being used again.
@@ -64,6 +66,7 @@ impl Default for Config {
             offloads: Offloads::default(),
             receive_window: 512 << 10,
             send_buffer: 512 << 10,
+            train: LONGEST as u32,
             initial_window: 10 * 1460,
             time_wait: Duration::from_secs(5),
             connections: 65_536,
@@ -413,6 +416,13 @@ impl Stack {
         Some(id)
     }
 
+    /// How a connection that was opened from here has fared: `None` while nobody has answered.
+    #[must_use]
+    pub fn opened(&self, id: ConnId) -> Option<Result<(), Broken>> {
+        let conn = self.slot(id).and_then(|index| self.slots[index as usize].conn.as_deref());
+        conn.map_or(Some(Err(Broken::Reset)), Conn::opened)
+    }
+
     fn insert(&mut self, conn: Conn) -> ConnId {
         let pair = (conn.local, conn.peer);
         let index = self.free.pop().unwrap_or_else(|| {
@@ -632,11 +642,12 @@ impl Stack {
             let ends = (conn.local, conn.peer);
             let most =
                 if config.offloads.tcp_segment { LONGEST - ip::MAX_HEAD - segment::MAX_HEAD } else { 0 };
-            let done = conn.transmit(now, most as u32, config, &mut |segment, payload, mss| {
-                let taken = emit(ends, segment, payload, mss, config, ident, sink);
-                counters.sent += u64::from(taken);
-                taken
-            });
+            let done =
+                conn.transmit(now, config.train.min(most as u32), config, &mut |segment, payload, mss| {
+                    let taken = emit(ends, segment, payload, mss, config, ident, sink);
+                    counters.sent += u64::from(taken);
+                    taken
+                });
             if let Some(at) = conn.deadline()
                 && slot.scheduled.is_none_or(|scheduled| at < scheduled)
             {

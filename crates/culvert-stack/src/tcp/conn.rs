@@ -234,6 +234,15 @@ impl Conn {
         self.state
     }
 
+    /// How the opening ended, if it has.
+    pub(crate) fn opened(&self) -> Option<Result<(), Broken>> {
+        match (self.broken, self.state) {
+            (Some(why), _) => Some(Err(why)),
+            (None, State::Knocking | State::SynSent | State::SynReceived) => None,
+            (None, _) => Some(Ok(())),
+        }
+    }
+
     /// Takes over what the peer's SYN says.
     fn take_syn(&mut self, syn: &Segment, config: &Config, now: Instant) {
         let active = self.state == State::SynSent;
