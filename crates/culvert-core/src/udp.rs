@@ -66,6 +66,13 @@ impl UdpConn {
         Self { socket, gso: false, slots: 1, writable: None }
     }
 
+    /// Uses a socket that other tasks send by, and lets the kernel join what is received. Only one task may receive.
+    #[must_use]
+    pub fn joining(socket: Arc<UdpSocket>) -> Self {
+        let _ = enable_gro(socket.as_fd());
+        Self::shared(socket)
+    }
+
     /// The same socket for another task to send by.
     #[must_use]
     pub fn another(&self) -> Self {
@@ -556,15 +563,40 @@ impl<K: Clone + Eq + Hash> Associations<K> {
             }
             None => packet,
         };
+        let (feed, queue) = PacketQueue::new(&self.waiting);
+        let _ = feed.push(packet);
+        self.insert(key, feed);
+        Some(queue)
+    }
+
+    /// Gives `packet` to the association of `key`.
+    ///
+    /// # Errors
+    /// The packet, if there is none.
+    pub fn give(&mut self, key: &K, packet: Packet) -> Result<(), Packet> {
+        match self.feeds.get_mut(key) {
+            Some(entry) => {
+                entry.used = true;
+                entry.feed.push(packet)
+            }
+            None => Err(packet),
+        }
+    }
+
+    /// Makes an association of `key` in which nothing waits. One that there was ends.
+    pub fn open(&mut self, key: &K) -> PacketQueue {
+        let (feed, queue) = PacketQueue::new(&self.waiting);
+        self.insert(key, feed);
+        queue
+    }
+
+    fn insert(&mut self, key: &K, feed: PacketFeed) {
         if self.feeds.len() >= self.limit && !self.feeds.contains_key(key) {
             self.evict();
         }
-        let (feed, queue) = PacketQueue::new(&self.waiting);
-        let _ = feed.push(packet);
         if self.feeds.insert(key.clone(), Entry { feed, used: false }).is_none() {
             self.order.push_back(key.clone());
         }
-        Some(queue)
     }
 
     /// Forgets the associations that have ended; called now and then by the owner of the socket.

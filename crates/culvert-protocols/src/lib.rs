@@ -18,6 +18,8 @@
 //! | [`vless`] | VLESS |
 //! | [`shadowsocks`] | Shadowsocks |
 //! | [`vmess`] | VMess |
+//! | `netstack` | the userspace TCP/IP stack among tasks, for TUN and WireGuard |
+//! | [`wireguard`] | WireGuard |
 //! | [`direct`] | straight to the target |
 //! | [`block`] | nowhere |
 //! | [`uot`] | UDP over TCP, which several protocols carry |
@@ -41,6 +43,8 @@ pub mod http;
 pub mod mixed;
 mod mux;
 pub mod mux_cool;
+#[cfg(target_os = "linux")]
+mod netstack;
 mod onward;
 pub mod packetaddr;
 pub mod shadowsocks;
@@ -56,5 +60,7 @@ pub mod uot;
 pub mod users;
 pub mod vless;
 pub mod vmess;
+#[cfg(target_os = "linux")]
+pub mod wireguard;
 
 pub use table::{BuildError, InboundCx, OutboundCx, Protocol, TABLE};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use culvert_config::KindOf;
 use culvert_config::options::dial::DialOptions;
+use culvert_config::options::endpoint::EndpointKind;
 use culvert_config::options::inbound::InboundKind;
 use culvert_config::options::listen::ListenOptions;
 use culvert_config::options::outbound::OutboundKind;
@@ -34,6 +35,14 @@ pub const TABLE: &[&Protocol] = &[
     #[cfg(target_os = "linux")]
     &crate::tun::PROTOCOL,
     &mux::PROTOCOL,
+    #[cfg(target_os = "linux")]
+    &crate::wireguard::PROTOCOL,
+];
+
+/// What is inbound and outbound at once.
+pub const ENDPOINTS: &[EndpointEntry] = &[
+    #[cfg(target_os = "linux")]
+    endpoint::<culvert_config::options::endpoint::wireguard::WireGuardEndpoint>("wireguard"),
 ];
 
 /// One protocol.
@@ -72,6 +81,33 @@ pub struct OutboundEntry {
     pub dial: fn(&OutboundKind) -> Option<&DialOptions>,
     /// Builds it.
     pub build: fn(&OutboundKind, OutboundCx) -> Result<Arc<dyn Outbound>, BuildError>,
+}
+
+/// How an endpoint is built from its options.
+#[expect(clippy::type_complexity, reason = "as above")]
+pub struct EndpointEntry {
+    /// Its `type` in the config.
+    pub name: &'static str,
+    /// Its dial fields (`None` for options of another type).
+    pub dial: fn(&EndpointKind) -> Option<&DialOptions>,
+    /// Builds it.
+    pub build: fn(&EndpointKind, OutboundCx) -> Result<BuiltEndpoint, BuildError>,
+}
+
+impl EndpointEntry {
+    /// The one with this `type`.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Self> {
+        ENDPOINTS.iter().find(|entry| entry.name == name)
+    }
+}
+
+/// One object, seen from both sides.
+pub struct BuiltEndpoint {
+    /// It is started and stopped by this.
+    pub inbound: Arc<dyn Inbound>,
+    /// It dials by this, once it is started.
+    pub outbound: Arc<dyn Outbound>,
 }
 
 /// What an inbound is given besides its options.
@@ -145,6 +181,26 @@ pub(crate) trait BuildOutbound: KindOf<OutboundKind> + 'static {
     fn dial(&self) -> Option<&DialOptions>;
 
     fn build(&self, cx: OutboundCx) -> Result<Arc<dyn Outbound>, BuildError>;
+}
+
+/// Options from which an endpoint is built.
+pub(crate) trait BuildEndpoint: KindOf<EndpointKind> + 'static {
+    /// The dial fields among them.
+    fn dial(&self) -> &DialOptions;
+
+    fn build(&self, cx: OutboundCx) -> Result<BuiltEndpoint, BuildError>;
+}
+
+/// The table's entry for an endpoint with options `O`.
+const fn endpoint<O: BuildEndpoint>(name: &'static str) -> EndpointEntry {
+    EndpointEntry {
+        name,
+        dial: |kind| O::of(kind).map(O::dial),
+        build: |kind, cx| match O::of(kind) {
+            Some(options) => options.build(cx),
+            None => Err(BuildError::Mismatch { found: kind.name(), wanted: cx.tag.kind }),
+        },
+    }
 }
 
 /// The table's entry for an inbound with options `O`.

@@ -2,14 +2,13 @@
 //! associations like those of any other inbound.
 //!
 //! ```text
-//! device ─packets─▶ culvert-stack ─▶ TunStream, TunPackets ─▶ Dispatch
+//! device ─packets─▶ netstack (culvert-stack) ─▶ streams, packets ─▶ Dispatch
 //! ```
 //!
 //! | file | |
 //! |---|---|
 //! | `device.rs` | the interface, its addresses, routes and rules |
-//! | `engine.rs` | the stack behind its lock, and the task that receives |
-//! | `stream.rs`, `packets.rs` | a client's connection, a client's datagrams |
+//! | `link.rs` | the device under the stack, and the task that receives |
 //!
 //! A client's connection is answered when the outbound has connected (or when a rule wants to sniff it), so that a closed
 //! port looks closed and a dead host dead.
@@ -18,9 +17,7 @@
 //! options, setting the system's DNS servers; the stacks `system` and `mixed` are served by our own, which does the same.
 
 mod device;
-mod engine;
-mod packets;
-mod stream;
+mod link;
 
 use std::io;
 use std::net::SocketAddr;
@@ -38,7 +35,8 @@ use tokio::task::JoinHandle;
 use tracing::{error, info};
 
 use self::device::{AutoRoute, Device, others};
-use self::engine::{Engine, Receiving};
+use self::link::{DeviceLink, Receiving};
+use crate::netstack::{Engine, Gate, Ground};
 use crate::table::{BuildInbound, inbound};
 use crate::{BuildError, InboundCx, Protocol};
 
@@ -182,10 +180,11 @@ impl Inbound for TunListener {
             ..Config::default()
         };
         let name = tun.name().to_owned();
-        let engine =
-            Engine::new(tun, Stack::new(config, Instant::now())).map_err(failed("watch the device"))?;
-        let own = self.device.addresses.clone();
-        let receiving = Receiving::new(self.tag.clone(), engine, dispatch.clone(), self.udp_timeout, own);
+        let link = DeviceLink::new(tun).map_err(failed("watch the device"))?;
+        let engine = Engine::new(Box::new(link.clone()), Stack::new(config, Instant::now()));
+        let ground = Ground::Made(self.device.addresses.clone());
+        let gate = Gate::new(self.tag.clone(), engine, dispatch.clone(), self.udp_timeout, ground);
+        let receiving = Receiving::new(link, gate);
         info!("inbound/{}: started at {name}", self.tag);
         let tag = self.tag.clone();
         let task = tokio::spawn(async move {

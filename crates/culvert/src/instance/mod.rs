@@ -79,7 +79,7 @@ impl Instance {
             parts.as_ref().map(|parts| Certificates::new(options, &parts.base, &mut errors));
         let inbounds = build_inbounds(options, certificates.as_mut(), &mut errors);
         let certificates = certificates.map(Certificates::into_providers).unwrap_or_default();
-        let Some(Parts { router, groups, rule_sets, dns, flows, base: _ }) = parts else {
+        let Some(Parts { router, groups, rule_sets, dns, flows, endpoints, base: _ }) = parts else {
             return Err(errors);
         };
         if !errors.is_empty() {
@@ -88,6 +88,9 @@ impl Instance {
         let dispatch = Dispatch::new(flows, Handshakes::new(Limits::default()), connections(open_files));
         dispatch.set_router(Arc::new(router));
         let background = JoinSet::new();
+        // Endpoints are there before anybody can want to dial through them.
+        let endpoints = endpoints.into_iter().map(|inbound| BuiltInbound { inbound, detour: None });
+        let inbounds = endpoints.chain(inbounds).collect();
         Ok(Self { inbounds, dispatch, groups, rule_sets, _dns: dns, certificates, background })
     }
 
@@ -175,6 +178,7 @@ pub(crate) struct Parts {
     rule_sets: Arc<RuleSetStore>,
     dns: Arc<Dns>,
     flows: Arc<Flows>,
+    endpoints: Vec<Arc<dyn Inbound>>,
     /// For what makes requests of its own.
     base: Base,
 }
@@ -193,7 +197,7 @@ impl Parts {
             store: &store,
             history: &history,
         };
-        let outbounds = outbounds::build(&options.outbounds, around, errors);
+        let outbounds = outbounds::build(&options.outbounds, &options.endpoints, around, errors);
         let rule_sets = Arc::new(RuleSetStore::build(&options.route.rule_set, errors));
         let outbounds = outbounds?;
         let dns = Arc::new(dns::build(options, &outbounds.by_tag, &names, &rule_sets, errors));
@@ -211,11 +215,11 @@ impl Parts {
                 }
             });
         }
-        let (by_tag, default) = (outbounds.by_tag, outbounds.default);
+        let outbounds::Outbounds { by_tag, default, endpoints } = outbounds;
         let base = Base { outbounds: by_tag.clone(), names, store };
         let (servers, sets) = (Arc::clone(&dns), Arc::clone(&rule_sets));
         let router = Router::new(&options.route, by_tag, default, servers, sets, errors);
-        Some(Self { router, groups, rule_sets, dns, flows, base })
+        Some(Self { router, groups, rule_sets, dns, flows, endpoints, base })
     }
 }
 
@@ -294,7 +298,6 @@ fn unbuilt_sections(options: &Options, errors: &mut BuildErrors) {
         ("route.find_process", route.find_process),
         ("route.find_neighbor", route.find_neighbor),
         ("route.default_network_strategy", route.default_network_strategy.is_some()),
-        ("endpoints", !options.endpoints.is_empty()),
         ("services", !options.services.is_empty()),
         ("experimental.clash_api", experimental.clash_api.is_some()),
         ("experimental.v2ray_api", experimental.v2ray_api.is_some()),

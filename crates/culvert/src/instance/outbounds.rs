@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use culvert_config::Tagged;
 use culvert_config::options::dial::DialOptions;
+use culvert_config::options::endpoint::EndpointKind;
 use culvert_config::options::namespace::NamespaceKind;
 use culvert_config::options::outbound::OutboundKind;
 use culvert_config::options::outbound::group::{SelectorOutbound, UrlTestOutbound};
 use culvert_config::options::route::RouteOptions;
 use culvert_config::value::{Mark, OutboundTag};
-use culvert_core::{Flows, Tag};
+use culvert_core::{Flows, Inbound, Tag};
 use culvert_protocols::fields::dial::dialer;
-use culvert_protocols::table::{OutboundCx, OutboundEntry, Protocol};
+use culvert_protocols::table::{
+    BuildError, BuiltEndpoint, EndpointEntry, OutboundCx, OutboundEntry, Protocol,
+};
 
 use super::{BuildErrors, namespaces};
 use crate::dns::Names;
@@ -34,11 +37,14 @@ pub(super) struct Outbounds {
     pub(super) by_tag: HashMap<String, Member>,
     /// Where connections go that no rule sends elsewhere.
     pub(super) default: Member,
+    /// Those of the outbounds that are inbounds too.
+    pub(super) endpoints: Vec<Arc<dyn Inbound>>,
 }
 
 /// Builds all of them. `None` if the default one could not be built.
 pub(super) fn build(
     options: &[Tagged<OutboundKind>],
+    endpoints: &[Tagged<EndpointKind>],
     around: Around<'_>,
     errors: &mut BuildErrors,
 ) -> Option<Outbounds> {
@@ -46,22 +52,25 @@ pub(super) fn build(
     let implied = [Tagged { tag: "direct".to_owned(), kind: OutboundKind::Direct(Box::default()) }];
     let options = if options.is_empty() { &implied[..] } else { options };
     let route = around.route;
-    let mut builder = Builder { options, around, errors, built: HashMap::new() };
-    for index in 0..options.len() {
+    let (built, inbounds) = (HashMap::new(), Vec::new());
+    let mut builder = Builder { options, endpoints, around, errors, built, inbounds };
+    for index in 0..options.len() + endpoints.len() {
         builder.build(index);
     }
-    let by_tag = builder.finish();
+    let (by_tag, endpoints) = builder.finish();
     let default = route.final_outbound.get().unwrap_or(&options[0].tag);
     let default = by_tag.get(default).cloned()?;
-    Some(Outbounds { by_tag, default })
+    Some(Outbounds { by_tag, default, endpoints })
 }
 
 struct Builder<'a> {
     options: &'a [Tagged<OutboundKind>],
+    endpoints: &'a [Tagged<EndpointKind>],
     around: Around<'a>,
     errors: &'a mut BuildErrors,
-    /// By position. `None`: being built, or impossible.
+    /// By position, endpoints behind outbounds. `None`: being built, or impossible.
     built: HashMap<usize, Option<Member>>,
+    inbounds: Vec<Arc<dyn Inbound>>,
 }
 
 impl Builder<'_> {
@@ -78,7 +87,7 @@ impl Builder<'_> {
     }
 
     fn make(&mut self, index: usize) -> Option<Member> {
-        let one = &self.options[index];
+        let Some(one) = self.options.get(index) else { return self.endpoint(index - self.options.len()) };
         let (kind, place) = (one.kind.name(), format!("outbounds[{index}] \"{}\"", one.tag));
         match &one.kind {
             OutboundKind::Selector(options) => return self.selector(&one.tag, options, &place),
@@ -90,22 +99,46 @@ impl Builder<'_> {
             return None;
         };
         let dial = self.dial_fields(entry, &one.kind);
-        let detour = match dial.detour.get() {
-            None => None,
-            Some(tag) => Some(self.by_tag(tag, &place)?.outbound()),
-        };
         // A direct outbound's datagrams are the clients' own and may be of any size.
         let udp_fragment = kind == "direct";
+        let tag = Tag::new(kind, one.tag.as_str());
+        let made = self.with_dialer(tag, &dial, udp_fragment, &place, |cx| (entry.build)(&one.kind, cx))?;
+        Some(Member::Outbound(made))
+    }
+
+    fn endpoint(&mut self, index: usize) -> Option<Member> {
+        let one = &self.endpoints[index];
+        let (kind, place) = (one.kind.name(), format!("endpoints[{index}] \"{}\"", one.tag));
+        let Some(entry) = EndpointEntry::find(kind) else {
+            self.errors.not_built(format!("endpoint type `{kind}` ({place})"));
+            return None;
+        };
+        let dial = (entry.dial)(&one.kind).cloned().unwrap_or_default();
+        let dial = with_defaults(dial, self.around.route, self.around.namespaces);
+        let tag = Tag::new(kind, one.tag.as_str());
+        let made = self.with_dialer(tag, &dial, false, &place, |cx| (entry.build)(&one.kind, cx))?;
+        let BuiltEndpoint { inbound, outbound } = made;
+        self.inbounds.push(inbound);
+        Some(Member::Outbound(outbound))
+    }
+
+    /// Makes what dials as `dial` says. `None` if it cannot be made, which is noted.
+    fn with_dialer<T>(
+        &mut self,
+        tag: Tag,
+        dial: &DialOptions,
+        udp_fragment: bool,
+        place: &str,
+        make: impl FnOnce(OutboundCx) -> Result<T, BuildError>,
+    ) -> Option<T> {
+        let detour = match dial.detour.get() {
+            None => None,
+            Some(tag) => Some(self.by_tag(tag, place)?.outbound()),
+        };
         let resolver = self.around.names.resolver(dial.domain_resolver.as_ref());
-        let made = dialer(&dial, udp_fragment, resolver, detour).and_then(|dialer| {
-            let cx = OutboundCx {
-                tag: Tag::new(kind, one.tag.as_str()),
-                dialer,
-                store: Arc::clone(self.around.store),
-            };
-            (entry.build)(&one.kind, cx)
-        });
-        made.map_err(|error| self.errors.invalid(place, error)).ok().map(Member::Outbound)
+        let made = dialer(dial, udp_fragment, resolver, detour)
+            .and_then(|dialer| make(OutboundCx { tag, dialer, store: Arc::clone(self.around.store) }));
+        made.map_err(|error| self.errors.invalid(place, error)).ok()
     }
 
     fn selector(&mut self, tag: &str, options: &SelectorOutbound, place: &str) -> Option<Member> {
@@ -150,7 +183,9 @@ impl Builder<'_> {
     }
 
     fn by_tag(&mut self, tag: &str, place: &str) -> Option<Member> {
-        match self.options.iter().position(|one| one.tag == tag) {
+        let endpoints = self.endpoints.iter().map(|one| &one.tag);
+        let mut tags = self.options.iter().map(|one| &one.tag).chain(endpoints);
+        match tags.position(|one| one == tag) {
             Some(index) => self.build(index),
             None => {
                 self.errors.invalid(place, format!("outbound `{tag}` does not exist"));
@@ -159,9 +194,15 @@ impl Builder<'_> {
         }
     }
 
-    fn finish(self) -> HashMap<String, Member> {
+    fn finish(self) -> (HashMap<String, Member>, Vec<Arc<dyn Inbound>>) {
+        let (options, endpoints) = (self.options, self.endpoints);
+        let tag = |index: usize| match options.get(index) {
+            Some(one) => one.tag.clone(),
+            None => endpoints[index - options.len()].tag.clone(),
+        };
         let built = self.built.into_iter();
-        built.filter_map(|(index, outbound)| Some((self.options[index].tag.clone(), outbound?))).collect()
+        let by_tag = built.filter_map(|(index, outbound)| Some((tag(index), outbound?))).collect();
+        (by_tag, self.inbounds)
     }
 }
 

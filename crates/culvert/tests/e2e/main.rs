@@ -14,6 +14,7 @@
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
 //! | [`tun`]     | a TUN device in a network namespace of its own                                        |
+//! | [`wireguard`] | WireGuard with sing-box and with wireguard-go |
 //! | [`acme`]    | certificates from an authority                                                        |
 //! | [`program`] | the command line, signals, start and reload                                           |
 //!
@@ -36,6 +37,7 @@ mod table;
 mod trojan_gfw;
 mod tun;
 mod v2ray;
+mod wireguard;
 
 use culvert_testkit::peer::Program;
 

@@ -21,8 +21,9 @@ use crate::{culvert, run};
 /// Longest a step may take.
 const STEP: Duration = Duration::from_secs(20);
 
-/// Runs `test` in a network namespace of its own, with loopback up.
-fn alone<F: Future<Output = Result>>(name: &str, test: impl FnOnce() -> F) {
+/// Runs `test`, which goes by this name in this module or, with its module's name before it, in another, in a network
+/// namespace of its own, with loopback up.
+pub(crate) fn alone<F: Future<Output = Result>>(name: &str, test: impl FnOnce() -> F) {
     const INSIDE: &str = "CULVERT_TEST_NETWORK";
     if std::env::var_os(INSIDE).is_some() {
         ip("link set lo up");
@@ -32,7 +33,7 @@ fn alone<F: Future<Output = Result>>(name: &str, test: impl FnOnce() -> F) {
         return culvert_testkit::peer::skip("no network namespaces here");
     }
     let this = std::env::current_exe().unwrap();
-    let name = format!("tun::{name}");
+    let name = if name.contains("::") { name.to_owned() } else { format!("tun::{name}") };
     let inside = Command::new("unshare")
         .arg("-n")
         .arg(this)
@@ -42,7 +43,7 @@ fn alone<F: Future<Output = Result>>(name: &str, test: impl FnOnce() -> F) {
     assert!(inside.unwrap().success(), "{name} failed inside its network");
 }
 
-fn ip(arguments: &str) -> String {
+pub(crate) fn ip(arguments: &str) -> String {
     let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "ip {arguments}: {said}");

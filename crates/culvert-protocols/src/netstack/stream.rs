@@ -1,6 +1,7 @@
 //! A connection of the stack as a stream.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -17,18 +18,37 @@ use super::engine::{Engine, Wait};
 /// Bytes of one piece where pieces have to be made anew.
 const PIECE: usize = 16 << 10;
 
-/// A client's connection. It is not answered before the dial has ended, see [`StreamConn::answer`].
-pub(super) struct TunStream {
+/// A connection: a client's, or one that was opened from here. A client's is not answered before the dial has ended, see [`StreamConn::answer`].
+pub(crate) struct NetStream {
     id: ConnId,
     engine: Arc<Engine>,
     answered: bool,
+    /// Where it was opened from.
+    local: Option<SocketAddr>,
     /// Read by whoever takes bytes one by one, and not taken yet.
     held: BufChain,
 }
 
-impl TunStream {
-    pub(super) fn new(id: ConnId, engine: Arc<Engine>) -> Self {
-        Self { id, engine, answered: false, held: BufChain::new() }
+impl NetStream {
+    pub(crate) fn knocking(id: ConnId, engine: Arc<Engine>) -> Self {
+        Self { id, engine, answered: false, local: None, held: BufChain::new() }
+    }
+
+    /// One that was opened from `local`.
+    pub(crate) fn opened(id: ConnId, engine: Arc<Engine>, local: SocketAddr) -> Self {
+        Self { id, engine, answered: true, local: Some(local), held: BufChain::new() }
+    }
+
+    /// Waits until the peer has answered.
+    pub(crate) fn poll_opened(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let id = self.id;
+        self.engine.with(|inner, _| match inner.stack.opened(id) {
+            Some(outcome) => Poll::Ready(outcome.map_err(error)),
+            None => {
+                inner.wait(id, Wait::Write, cx.waker());
+                Poll::Pending
+            }
+        })
     }
 
     fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<BufChain>> {
@@ -74,7 +94,7 @@ fn with_room(mut data: BufChain, room: Room) -> BufChain {
     out
 }
 
-impl StreamConn for TunStream {
+impl StreamConn for NetStream {
     fn poll_read_chain(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<io::Result<BufChain>> {
         let data =
             if self.held.is_empty() { ready!(self.poll_take(cx))? } else { std::mem::take(&mut self.held) };
@@ -96,6 +116,10 @@ impl StreamConn for TunStream {
     fn abort(&mut self) {
         let id = self.id;
         self.engine.with(|inner, now| inner.stack.abort(id, now));
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        self.local
     }
 
     fn answer(&mut self, outcome: &DialOutcome<'_>) {
@@ -126,7 +150,7 @@ fn refusal(error: &DialError) -> Refusal {
     }
 }
 
-impl AsyncRead for TunStream {
+impl AsyncRead for NetStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -145,7 +169,7 @@ impl AsyncRead for TunStream {
     }
 }
 
-impl AsyncWrite for TunStream {
+impl AsyncWrite for NetStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         let part = &from[..from.len().min(PIECE)];
         let mut data = BufChain::copied(part);
@@ -168,7 +192,7 @@ impl AsyncWrite for TunStream {
     }
 }
 
-impl Drop for TunStream {
+impl Drop for NetStream {
     fn drop(&mut self) {
         let id = self.id;
         self.engine.with(|inner, now| {

@@ -1,7 +1,7 @@
 //! A client's datagrams.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -13,19 +13,26 @@ use super::engine::Engine;
 
 /// All datagrams of one address and port of a client, to whomever; answers come from whoever they come from
 /// (endpoint-independent mapping and filtering, RFC 4787).
-pub(super) struct TunPackets {
+pub(crate) struct NetPackets {
     queue: PacketQueue,
     engine: Arc<Engine>,
     client: SocketAddr,
+    /// By which address the client knows what answers from a loopback address of this host.
+    home: Option<IpAddr>,
 }
 
-impl TunPackets {
-    pub(super) fn new(queue: PacketQueue, engine: Arc<Engine>, client: SocketAddr) -> Self {
-        Self { queue, engine, client }
+impl NetPackets {
+    pub(crate) fn new(
+        queue: PacketQueue,
+        engine: Arc<Engine>,
+        client: SocketAddr,
+        home: Option<IpAddr>,
+    ) -> Self {
+        Self { queue, engine, client, home }
     }
 }
 
-impl PacketConn for TunPackets {
+impl PacketConn for NetPackets {
     fn poll_recv(
         &mut self,
         cx: &mut Context<'_>,
@@ -41,14 +48,13 @@ impl PacketConn for TunPackets {
         engine.with(|inner, _| {
             while let Some(packet) = batch.pop() {
                 // Only an address can stand in a packet's head, and one of the client's family.
-                let Some(source) = packet.peer.socket_addr() else { continue };
-                let source = match (source.ip(), client.is_ipv4()) {
-                    (std::net::IpAddr::V4(_), true) | (std::net::IpAddr::V6(_), false) => source,
-                    _ => continue,
-                };
-                inner.stack.send_datagram(source, client, &packet.data, packet.segment, &mut |out| {
-                    engine.send(&out, true)
-                });
+                let Some(mut source) = packet.peer.socket_addr() else { continue };
+                if let Some(home) = self.home.filter(|_| source.ip().is_loopback()) {
+                    source.set_ip(home);
+                }
+                if source.is_ipv4() == client.is_ipv4() {
+                    engine.send_datagram(inner, source, client, &packet.data, packet.segment);
+                }
             }
         });
         Poll::Ready(Ok(()))

@@ -1,0 +1,18 @@
+//! The userspace TCP/IP stack among tasks, for all that take in packets: TUN devices, WireGuard.
+//!
+//! | file | |
+//! |---|---|
+//! | `engine.rs` | the stack behind its lock, on a [`Link`] |
+//! | `gate.rs` | what comes in: sessions for [`Dispatch`](culvert_core::Dispatch) |
+//! | `open.rs` | what goes out: connections and associations that are opened from here |
+//! | `stream.rs`, `packets.rs` | one connection, one association |
+
+mod engine;
+mod gate;
+mod open;
+mod packets;
+mod stream;
+
+pub(crate) use engine::{Engine, Link};
+pub(crate) use gate::{Gate, Ground};
+pub(crate) use open::{bind, connect};

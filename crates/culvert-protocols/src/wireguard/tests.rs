@@ -1,0 +1,1 @@
+//! Two endpoints on this host, and what may stand in their options.

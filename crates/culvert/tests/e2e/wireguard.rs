@@ -1,0 +1,489 @@
+//! WireGuard endpoints: Culvert's with sing-box's, both ways, and with wireguard-go, which is a device of the system.
+//!
+//! Between two proxies each has a `mixed` inbound whose connections go through the tunnel; the other one is asked by its
+//! address in the tunnel, and takes them to its own loopback, where the origin is.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use culvert_testkit::client::{self, Association, ClientError, Protocol, Target};
+use culvert_testkit::origin::{self, BANNER, End, Origin, Service, confirmation, fresh_seed};
+use culvert_testkit::peer::{Peer, Program, skip};
+use culvert_testkit::ports::Port;
+use culvert_testkit::temp::TempDir;
+use culvert_testkit::{Result, ensure, pattern};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+
+use crate::tun::{alone, ip};
+use crate::{Side, culvert, run};
+
+/// Longest a step may take.
+const STEP: Duration = Duration::from_secs(20);
+
+// The keys of the vectors: private 00.., 20.., shared 40...
+const SERVER: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const CLIENT: &str = "ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
+const SHARED: &str = "QEFCQ0RFRkdISUpLTE1OT1BRUlNUVVZXWFlaW1xdXl8=";
+
+fn public(private: &str) -> String {
+    let hex = match private {
+        SERVER => "8f40c5adb68f25624ae5b214ea767a6ec94d829d3d7b5e1ad1ba6f3e2138285f",
+        _ => "358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254",
+    };
+    let digits = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    client::base64(&(0..64).step_by(2).map(digits).collect::<Vec<_>>())
+}
+
+/// One of the two proxies.
+fn config(own: &str, mixed: &Port, endpoint: Value) -> Value {
+    let (other, addresses, theirs) = match own {
+        SERVER => (CLIENT, ["10.9.0.1/32", "fd09::1/128"], ["10.9.0.2/32", "fd09::2/128"]),
+        _ => (SERVER, ["10.9.0.2/32", "fd09::2/128"], ["10.9.0.0/24", "fd09::/64"]),
+    };
+    let mut peer = json!({ "public_key": public(other), "pre_shared_key": SHARED, "allowed_ips": theirs });
+    let mut all = json!({
+        "type": "wireguard", "tag": "wg", "address": addresses, "private_key": own
+    });
+    for (key, value) in endpoint.as_object().unwrap() {
+        match key.strip_prefix("peer_") {
+            Some(key) => peer[key] = value.clone(),
+            None => all[key] = value.clone(),
+        }
+    }
+    all["peers"] = json!([peer]);
+    json!({
+        "log": { "level": "debug" },
+        "endpoints": [all],
+        "inbounds": [{ "type": "mixed", "tag": "in", "listen": "127.0.0.1", "listen_port": mixed.number() }],
+        "outbounds": [{ "type": "direct", "tag": "out" }],
+        "route": { "rules": [{ "inbound": "wg", "outbound": "out" }], "final": "wg" }
+    })
+}
+
+/// Two proxies with a tunnel between them.
+struct Pair {
+    origin: Origin,
+    client: (Peer, Port),
+    server: (Peer, Port),
+}
+
+impl Pair {
+    async fn start(client: Side, server: Side, of_client: Value, of_server: Value) -> Result<Option<Self>> {
+        let (Some(client), Some(server)) = (client.program(), server.program()) else { return Ok(None) };
+        let origin = Origin::start().await?;
+        let (outer, at_client, at_server) = (Port::reserve()?, Port::reserve()?, Port::reserve()?);
+        let mut endpoint = json!({ "listen_port": outer.number() });
+        merge(&mut endpoint, of_server);
+        let server = server.serve(&config(SERVER, &at_server, endpoint)).await?;
+        let mut endpoint = json!({ "peer_address": "127.0.0.1", "peer_port": outer.number() });
+        merge(&mut endpoint, of_client);
+        let client = client.serve(&config(CLIENT, &at_client, endpoint)).await?;
+        Ok(Some(Self { origin, client: (client, at_client), server: (server, at_server) }))
+    }
+
+    /// The way through the tunnel from one end to the other.
+    fn way(&self, from: &Port, host: &str) -> Way<'_> {
+        Way { origin: &self.origin, proxy: from.v4(), host: host.parse().unwrap() }
+    }
+
+    /// The client asks the server, and then the server the client, by both families.
+    fn ways(&self) -> [Way<'_>; 4] {
+        let (client, server) = (&self.client.1, &self.server.1);
+        [
+            self.way(client, "10.9.0.1"),
+            self.way(client, "fd09::1"),
+            self.way(server, "10.9.0.2"),
+            self.way(server, "fd09::2"),
+        ]
+    }
+}
+
+fn merge(into: &mut Value, from: Value) {
+    for (key, value) in from.as_object().unwrap() {
+        into[key] = value.clone();
+    }
+}
+
+/// How one end of the tunnel reaches the other.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    origin: &'a Origin,
+    proxy: SocketAddr,
+    host: IpAddr,
+}
+
+impl Way<'_> {
+    async fn dial(&self, port: u16) -> std::result::Result<TcpStream, ClientError> {
+        let target = SocketAddr::new(self.host, port).into();
+        let dialing = client::connect(Protocol::Socks5, self.proxy, None, &target);
+        tokio::time::timeout(STEP, dialing).await.map_err(io::Error::from)?
+    }
+
+    async fn ask(&self, service: Service) -> Result<TcpStream> {
+        let mut stream = self.dial(self.origin.port().number()).await?;
+        stream.write_all(service.line().as_bytes()).await?;
+        Ok(stream)
+    }
+
+    async fn bulk(&self, length: u64) -> Result {
+        let seed = fresh_seed();
+        let mut stream = self.ask(Service::Send { seed, length }).await?;
+        let received = origin::take(&mut stream, seed, None, |_| ()).await?;
+        ensure!(received == length, "{received} of {length} bytes came down");
+        stream.shutdown().await?;
+        let record = self.origin.ended(seed).await?;
+        ensure!(record.end == Some(End::Clean), "at the origin: {record:?}");
+        let seed = fresh_seed();
+        let mut stream = self.ask(Service::Take { seed, length }).await?;
+        origin::send(&mut stream, seed, length, |_| ()).await?;
+        let mut line = String::new();
+        tokio::time::timeout(STEP, stream.read_to_string(&mut line)).await??;
+        ensure!(line == confirmation(length), "the origin answered {line:?}");
+        Ok(())
+    }
+
+    async fn ends(&self) -> Result {
+        for length in [0, 1, 3 << 20] {
+            let seed = fresh_seed();
+            let mut stream = self.ask(Service::Digest { seed }).await?;
+            origin::send(&mut stream, seed, length, |_| ()).await?;
+            stream.shutdown().await?;
+            let mut line = String::new();
+            tokio::time::timeout(STEP, stream.read_to_string(&mut line)).await??;
+            ensure!(line == confirmation(length), "after a half-close the origin answered {line:?}");
+        }
+        let seed = fresh_seed();
+        let mut stream = self.ask(Service::Watch { seed }).await?;
+        stream.read_exact(&mut [0; 6]).await?;
+        origin::reset(stream)?;
+        let record = self.origin.ended(seed).await?;
+        ensure!(record.end == Some(End::Reset), "a reset arrives as {record:?}");
+        let mut stream = self.dial(self.origin.banner_port().number()).await?;
+        let mut said = vec![0; BANNER.len()];
+        tokio::time::timeout(STEP, stream.read_exact(&mut said)).await??;
+        ensure!(said == BANNER, "{said:?}");
+        Ok(())
+    }
+
+    async fn datagrams(&self) -> Result {
+        let association = Association::open(self.proxy, None).await?;
+        let target: Target = SocketAddr::new(self.host, self.origin.port().number()).into();
+        for size in [1usize, 100, 1200, 1380, 1381, 4000, 9000] {
+            let sent = pattern::bytes(size as u64, size);
+            association.send_to(&target, &sent).await?;
+            let (from, got) = tokio::time::timeout(STEP, association.recv())
+                .await
+                .map_err(|_| format!("{size} bytes to {target} do not come back"))??;
+            ensure!(got == sent, "{size} bytes come back as {} others", got.len());
+            ensure!(from == target, "they come from {from}");
+        }
+        Ok(())
+    }
+
+    async fn closed_port(&self) -> Result {
+        let nobody = Port::reserve()?;
+        let started = Instant::now();
+        let refused = self.dial(nobody.number()).await;
+        ensure!(refused.is_err(), "a closed port looks open");
+        ensure!(started.elapsed() < Duration::from_secs(3), "refused after {:?}", started.elapsed());
+        Ok(())
+    }
+}
+
+/// Everything, through all ways.
+fn carries_everything(client: Side, server: Side, of_client: Value, of_server: Value, length: u64) {
+    run(async move {
+        let Some(pair) = Pair::start(client, server, of_client, of_server).await? else { return Ok(()) };
+        for way in pair.ways() {
+            let at = |step: &'static str| {
+                let host = way.host;
+                move |error| format!("{client:?} to {server:?}, {host}, {step}: {error}")
+            };
+            way.bulk(length).await.map_err(at("bulk"))?;
+            way.ends().await.map_err(at("ends"))?;
+            way.datagrams().await.map_err(at("datagrams"))?;
+            // sing-box's own client answers a dial before it has connected.
+            if client == Side::Culvert && server == Side::Culvert {
+                way.closed_port().await.map_err(at("a closed port"))?;
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn two_of_culvert_carry_everything() {
+    carries_everything(Side::Culvert, Side::Culvert, json!({}), json!({}), 64 << 20);
+}
+
+#[test]
+fn client_of_culvert_uses_a_server_of_sing_box() {
+    carries_everything(Side::Culvert, Side::SingBox, json!({}), json!({}), 32 << 20);
+}
+
+#[test]
+fn client_of_sing_box_uses_a_server_of_culvert() {
+    carries_everything(Side::SingBox, Side::Culvert, json!({}), json!({}), 32 << 20);
+}
+
+#[test]
+fn bytes_that_were_agreed_on_and_other_mtus_are_no_matter() {
+    let reserved =
+        json!({ "mtu": 1280, "peer_reserved": [1, 2, 3], "peer_persistent_keepalive_interval": 1 });
+    carries_everything(Side::Culvert, Side::SingBox, reserved.clone(), json!({ "mtu": 1420 }), 4 << 20);
+    carries_everything(Side::SingBox, Side::Culvert, reserved, json!({ "mtu": 9000 }), 4 << 20);
+}
+
+#[test]
+fn through_a_detour_and_by_name() {
+    run(async {
+        for (client, server) in [(Side::Culvert, Side::SingBox), (Side::SingBox, Side::Culvert)] {
+            let (Some(client), Some(server)) = (client.program(), server.program()) else { return Ok(()) };
+            let origin = Origin::start().await?;
+            let (outer, relay) = (Port::reserve()?, Port::reserve()?);
+            let (at_client, at_server) = (Port::reserve()?, Port::reserve()?);
+            let listen = json!({ "listen_port": outer.number() });
+            let _server = server.serve(&config(SERVER, &at_server, listen)).await?;
+            let _relay = culvert()
+                .serve(&json!({
+                    "inbounds": [{ "type": "socks", "listen": "127.0.0.1", "listen_port": relay.number() }],
+                    "outbounds": [{ "type": "direct" }]
+                }))
+                .await?;
+            let by_name = json!({
+                "peer_address": "peer.test", "peer_port": outer.number(), "detour": "relay",
+                "domain_resolver": "names"
+            });
+            let mut of_client = config(CLIENT, &at_client, by_name);
+            of_client["dns"] = json!({ "servers": [{ "type": "hosts", "tag": "names", "predefined": { "peer.test": "127.0.0.1" } }] });
+            of_client["outbounds"].as_array_mut().unwrap().push(json!({
+                "type": "socks", "tag": "relay", "server": "127.0.0.1", "server_port": relay.number()
+            }));
+            let _client = client.serve(&of_client).await?;
+            let way = Way { origin: &origin, proxy: at_client.v4(), host: "10.9.0.1".parse()? };
+            way.bulk(4 << 20).await.map_err(|error| format!("{}: {error}", client.name()))?;
+            way.datagrams().await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn many_streams_at_once() {
+    run(async {
+        let Some(pair) = Pair::start(Side::Culvert, Side::Culvert, json!({}), json!({})).await? else {
+            return Ok(());
+        };
+        let pair = std::sync::Arc::new(pair);
+        let mut crowd = JoinSet::new();
+        for number in 0..100u64 {
+            let pair = std::sync::Arc::clone(&pair);
+            crowd.spawn(async move { pair.ways()[number as usize % 4].bulk(100_000 + 7 * number).await });
+        }
+        while let Some(outcome) = crowd.join_next().await {
+            outcome??;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_peer_that_starts_anew_is_there_at_once() {
+    run(async {
+        let origin = Origin::start().await?;
+        let (outer, at_client, at_server) = (Port::reserve()?, Port::reserve()?, Port::reserve()?);
+        let listen = json!({ "listen_port": outer.number() });
+        let _server = culvert().serve(&config(SERVER, &at_server, listen)).await?;
+        let to = json!({ "peer_address": "127.0.0.1", "peer_port": outer.number() });
+        for _ in 0..3 {
+            let mut client = culvert().serve(&config(CLIENT, &at_client, to.clone())).await?;
+            let way = Way { origin: &origin, proxy: at_client.v4(), host: "10.9.0.1".parse()? };
+            way.bulk(1 << 20).await?;
+            // The server has learnt where the client is, from another port each time.
+            let back = Way { origin: &origin, proxy: at_server.v4(), host: "10.9.0.2".parse()? };
+            back.bulk(1 << 20).await?;
+            client.stop().await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn who_has_a_wrong_key_gets_nothing_and_who_asks_for_nobody_is_told() {
+    run(async {
+        let wrong = json!({ "peer_pre_shared_key": CLIENT });
+        let Some(pair) = Pair::start(Side::Culvert, Side::Culvert, wrong, json!({})).await? else {
+            return Ok(());
+        };
+        let refused = pair.ways()[0].dial(pair.origin.port().number()).await;
+        ensure!(refused.is_err(), "somebody with a wrong key is let in");
+        let nobody = pair.way(&pair.client.1, "192.0.2.1");
+        let started = Instant::now();
+        ensure!(nobody.dial(80).await.is_err(), "an address of nobody's");
+        ensure!(started.elapsed() < Duration::from_secs(2), "after {:?}", started.elapsed());
+        Ok(())
+    });
+}
+
+/// wireguard-go with its device, in the namespace of the test.
+struct Go {
+    _program: Peer,
+    _folder: TempDir,
+}
+
+impl Go {
+    /// `None`, said aloud, where it is not installed.
+    async fn start(settings: &str) -> Result<Option<Self>> {
+        let there = |name: &str| {
+            Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+        };
+        if !there("wireguard-go") || !there("wg") {
+            let message = "wireguard-go and wireguard-tools are not installed";
+            assert!(std::env::var_os("CULVERT_REQUIRE_PEERS").is_none(), "{message}");
+            skip(message);
+            return Ok(None);
+        }
+        let folder = TempDir::new()?;
+        folder.write("wg.conf", settings)?;
+        let program = Program::named("wireguard-go").launch(["-f", "wgt0"]).spawn()?;
+        let set = || Command::new("wg").args(["setconf", "wgt0"]).arg(folder.path().join("wg.conf")).output();
+        let started = Instant::now();
+        loop {
+            let output = set()?;
+            if output.status.success() {
+                break;
+            }
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            ensure!(started.elapsed() < STEP, "wg setconf: {said}\n{}", program.log().text());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        ip("link set wgt0 mtu 1420 up");
+        Ok(Some(Self { _program: program, _folder: folder }))
+    }
+}
+
+/// Bulk, integrity-checked, with a listener at our address in the tunnel.
+async fn echoes(listener: &TcpListener, stream: TcpStream) -> Result {
+    let (mut accepted, _) = tokio::time::timeout(STEP, listener.accept()).await??;
+    let echo = tokio::spawn(async move {
+        let (mut read, mut write) = accepted.split();
+        tokio::io::copy(&mut read, &mut write).await?;
+        write.shutdown().await
+    });
+    let (mut read, mut write) = stream.into_split();
+    let length = 8 << 20;
+    let sent = pattern::bytes(7, length);
+    let copy = sent.clone();
+    let sending = tokio::spawn(async move {
+        write.write_all(&copy).await?;
+        write.shutdown().await
+    });
+    let mut got = Vec::new();
+    tokio::time::timeout(STEP, read.read_to_end(&mut got)).await??;
+    ensure!(got == sent, "{} of {length} bytes come back, or others", got.len());
+    sending.await??;
+    echo.await??;
+    Ok(())
+}
+
+#[test]
+fn wireguard_go_as_the_client() {
+    alone("wireguard::wireguard_go_as_the_client", || async {
+        let origin = Origin::start().await?;
+        let (outer, mixed) = (Port::reserve()?, Port::reserve()?);
+        let listen = json!({ "listen_port": outer.number() });
+        let _server = culvert().serve(&config(SERVER, &mixed, listen)).await?;
+        let settings = format!(
+            "[Interface]\nPrivateKey = {CLIENT}\n[Peer]\nPublicKey = {}\nPresharedKey = {SHARED}\n\
+             AllowedIPs = 10.9.0.0/24, fd09::/64\nEndpoint = 127.0.0.1:{}\n",
+            public(SERVER),
+            outer.number()
+        );
+        let Some(_go) = Go::start(&settings).await? else { return Ok(()) };
+        through_the_device(&origin, mixed.v4(), true).await
+    });
+}
+
+#[test]
+fn wireguard_go_as_the_server() {
+    alone("wireguard::wireguard_go_as_the_server", || async {
+        let origin = Origin::start().await?;
+        let (outer, mixed) = (Port::reserve()?, Port::reserve()?);
+        let settings = format!(
+            "[Interface]\nPrivateKey = {CLIENT}\nListenPort = {}\n[Peer]\nPublicKey = {}\n\
+             PresharedKey = {SHARED}\nAllowedIPs = 10.9.0.1/32, fd09::1/128\n",
+            outer.number(),
+            public(SERVER)
+        );
+        let Some(_go) = Go::start(&settings).await? else { return Ok(()) };
+        let to = json!({ "peer_address": "127.0.0.1", "peer_port": outer.number() });
+        let _client = culvert().serve(&config(SERVER, &mixed, to)).await?;
+        through_the_device(&origin, mixed.v4(), false).await
+    });
+}
+
+/// The system's own TCP, UDP and ping on one side, Culvert on the other.
+async fn through_the_device(origin: &Origin, proxy: SocketAddr, system_first: bool) -> Result {
+    ip("addr add 10.9.0.2/24 dev wgt0");
+    ip("-6 addr add fd09::2/64 dev wgt0 nodad");
+    if !system_first {
+        // Somebody has to say where he is.
+        dialled_by_culvert(proxy, "10.9.0.2").await?;
+    }
+    for host in ["10.9.0.1", "fd09::1"] {
+        let host: IpAddr = host.parse()?;
+        let at = SocketAddr::new(host, origin.port().number());
+        let dialed = tokio::time::timeout(STEP, TcpStream::connect(at)).await;
+        let mut stream = dialed.map_err(|_| format!("{host} does not answer"))??;
+        let (seed, length) = (fresh_seed(), 32 << 20);
+        stream.write_all(Service::Send { seed, length }.line().as_bytes()).await?;
+        let received = origin::take(&mut stream, seed, None, |_| ()).await?;
+        ensure!(received == length, "{host}: {received} of {length} bytes came down");
+        drop(stream);
+        let mut stream = TcpStream::connect(at).await?;
+        let seed = fresh_seed();
+        stream.write_all(Service::Take { seed, length }.line().as_bytes()).await?;
+        origin::send(&mut stream, seed, length, |_| ()).await?;
+        let mut line = String::new();
+        tokio::time::timeout(STEP, stream.read_to_string(&mut line)).await??;
+        ensure!(line == confirmation(length), "{host}: the origin answered {line:?}");
+        let local: SocketAddr = if host.is_ipv4() { "0.0.0.0:0".parse()? } else { "[::]:0".parse()? };
+        let socket = UdpSocket::bind(local).await?;
+        socket.connect(at).await?;
+        for size in [1usize, 1000, 1392, 1393, 8000] {
+            let sent = pattern::bytes(size as u64, size);
+            socket.send(&sent).await?;
+            let mut buffer = vec![0; 65_536];
+            let length = tokio::time::timeout(STEP, socket.recv(&mut buffer))
+                .await
+                .map_err(|_| format!("{host}: {size} bytes do not come back"))??;
+            ensure!(buffer[..length] == sent, "{host}: {size} bytes come back as others");
+        }
+        let nobody = Port::reserve()?;
+        let refused = tokio::time::timeout(STEP, TcpStream::connect((host, nobody.number()))).await?;
+        let kind = refused.map(drop).unwrap_err().kind();
+        ensure!(kind == io::ErrorKind::ConnectionRefused, "{host}: a closed port: {kind:?}");
+        let ping = Command::new("ping").args(["-c", "2", "-W", "5", &host.to_string()]).output();
+        match ping {
+            Ok(output) => ensure!(output.status.success(), "ping {host}: {output:?}"),
+            Err(_) => skip("there is no ping"),
+        }
+    }
+    for host in ["10.9.0.2", "fd09::2"] {
+        dialled_by_culvert(proxy, host).await?;
+    }
+    Ok(())
+}
+
+async fn dialled_by_culvert(proxy: SocketAddr, host: &str) -> Result {
+    let listener = TcpListener::bind((host.parse::<IpAddr>()?, 0)).await?;
+    let target = listener.local_addr()?.into();
+    let dialing = client::connect(Protocol::Socks5, proxy, None, &target);
+    let stream = tokio::time::timeout(STEP, dialing).await.map_err(|_| format!("dial {host}"))??;
+    echoes(&listener, stream).await.map_err(|error| format!("{host}: {error}").into())
+}
