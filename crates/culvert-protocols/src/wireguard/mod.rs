@@ -25,6 +25,7 @@ mod tests;
 mod tunnel;
 mod wire;
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,7 @@ use std::time::Duration;
 use culvert_config::options::dial::DialOptions;
 use culvert_config::options::endpoint::wireguard::{WireGuardEndpoint, WireGuardPeer};
 use culvert_config::options::nat::NatBehavior;
-use culvert_os::netlink::Prefix;
+use culvert_os::netlink::{self, Prefix};
 use culvert_wire::{Domain, Host, Target};
 use culvert_wireguard::{Device, Key, PeerId, PeerSettings, Routes, Settings};
 
@@ -88,6 +89,7 @@ impl BuildEndpoint for WireGuardEndpoint {
             names.push(name);
             prefixes.extend(peer.allowed_ips.iter().map(|prefix| (prefix.ip, prefix.length, PeerId(at))));
         }
+        disjoint(&prefixes).map_err(invalid)?;
         // What it would say when it starts is said here.
         Device::new(&settings, std::time::Instant::now(), Duration::ZERO)
             .map_err(|error| invalid(error.to_string()))?;
@@ -105,6 +107,22 @@ impl BuildEndpoint for WireGuardEndpoint {
         let endpoint = Endpoint::new(parts);
         Ok(BuiltEndpoint { inbound: Arc::clone(&endpoint) as _, outbound: endpoint })
     }
+}
+
+/// Of two peers with one prefix only one could ever be reached. A longer prefix within another peer's is no mistake.
+fn disjoint(prefixes: &[(IpAddr, u8, PeerId)]) -> Result<(), String> {
+    let mut owners = HashMap::new();
+    for (ip, len, PeerId(at)) in prefixes {
+        let network = netlink::network(Prefix { ip: *ip, len: *len });
+        let owner = *owners.entry((network.ip, *len)).or_insert(*at);
+        if owner != *at {
+            return Err(format!(
+                "peers[{at}]: {}/{len} is among the `allowed_ips` of peers[{owner}] too",
+                network.ip
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A peer, and its name if its address is not known yet.

@@ -1,8 +1,5 @@
 //! Endpoint `wireguard`.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
 use crate::cx::Cx;
 use crate::json::Node;
 use crate::options::dial::DialOptions;
@@ -68,41 +65,6 @@ impl WireGuardEndpoint {
         let items = node.get("peers").and_then(Node::as_array).unwrap_or_default();
         for (peer, item) in self.peers.iter().zip(items) {
             peer.check(item, cx);
-        }
-        self.check_allowed_ips(items, cx);
-    }
-
-    /// Of two peers with one prefix only one could ever be reached. A longer prefix within another peer's is no mistake.
-    fn check_allowed_ips(&self, items: &[Node], cx: &mut Cx<'_>) {
-        let mut owners = HashMap::new();
-        for (at, (peer, item)) in self.peers.iter().zip(items).enumerate() {
-            for prefix in &peer.allowed_ips.0 {
-                let network = (prefix.length, first_address(prefix));
-                let owner = *owners.entry(network).or_insert(at);
-                if owner != at {
-                    let message = format!(
-                        "{}/{} is among the `allowed_ips` of peers[{owner}] too",
-                        network.1, network.0
-                    );
-                    cx.error(item.place_of("allowed_ips"), message);
-                }
-            }
-        }
-    }
-}
-
-/// The address of a prefix without the bits that do not count.
-fn first_address(prefix: &Prefix) -> IpAddr {
-    match prefix.ip {
-        IpAddr::V4(ip) => {
-            let free = 32u32.saturating_sub(prefix.length.into());
-            Ipv4Addr::from_bits(ip.to_bits().checked_shr(free).unwrap_or(0).checked_shl(free).unwrap_or(0))
-                .into()
-        }
-        IpAddr::V6(ip) => {
-            let free = 128u32.saturating_sub(prefix.length.into());
-            Ipv6Addr::from_bits(ip.to_bits().checked_shr(free).unwrap_or(0).checked_shl(free).unwrap_or(0))
-                .into()
         }
     }
 }
