@@ -40,16 +40,19 @@ pub(crate) enum AcmeError {
 impl AcmeError {
     /// The authority does not know our account any more.
     pub(crate) fn is_about_account(&self) -> bool {
-        let kind = match self {
-            Self::Refused(problem) => problem.r#type.as_deref(),
-            _ => None,
-        };
-        kind == Some("urn:ietf:params:acme:error:accountDoesNotExist")
+        self.refusal() == Some("accountDoesNotExist")
     }
 
-    /// Nobody has refused anything: a network that is down, say, which may be up in a moment.
+    /// Nobody has refused anything, and the next try may go through: a network that is down, say, an authority with a fault of
+    /// its own, or one that forgot the nonces it gave out (RFC 8555, 6.5).
     pub(crate) fn is_passing(&self) -> bool {
-        matches!(self, Self::Exchange(_))
+        matches!(self, Self::Exchange(_)) || matches!(self.refusal(), Some("badNonce" | "serverInternal"))
+    }
+
+    /// The kind of the authority's problem (RFC 8555, 6.7).
+    fn refusal(&self) -> Option<&str> {
+        let Self::Refused(problem) = self else { return None };
+        problem.r#type.as_deref()?.strip_prefix("urn:ietf:params:acme:error:")
     }
 }
 

@@ -19,6 +19,7 @@ const NEW_LINK: u16 = 16;
 const NEW_ADDRESS: u16 = 20;
 const NEW_ROUTE: u16 = 24;
 const DELETE_ROUTE: u16 = 25;
+const GET_ROUTE: u16 = 26;
 const NEW_RULE: u16 = 32;
 const DELETE_RULE: u16 = 33;
 
@@ -119,6 +120,27 @@ pub fn add_address(link: u32, address: Prefix) -> io::Result<()> {
     message.address(libc::IFA_LOCAL, address.ip);
     message.address(libc::IFA_ADDRESS, address.ip);
     message.send()
+}
+
+/// Whether packets to an address are for this host. An IPv6 address that was just added is not yet there for packets: the
+/// kernel adds its route a moment later, and forwards or drops what comes before.
+///
+/// # Errors
+/// The kernel's; ENETUNREACH where nothing leads to it.
+pub fn is_local(ip: IpAddr) -> io::Result<bool> {
+    /// `rtm_type`, and where it stands in the answer.
+    const LOCAL: u8 = 2;
+    const TYPE: usize = 16 + 7;
+    let mut message = Message::new(GET_ROUTE, REQUEST);
+    let len = if ip.is_ipv4() { 32 } else { 128 };
+    message.bytes(&[family(ip), len, 0, 0, 0, 0, 0, 0]);
+    message.word(0);
+    message.address(libc::RTA_DST, ip);
+    let answer = message.ask()?;
+    match answer.get(4..6).and_then(|kind| kind.try_into().ok()).map(u16::from_ne_bytes) {
+        Some(NEW_ROUTE) => Ok(answer.get(TYPE) == Some(&LOCAL)),
+        _ => acknowledged(&answer).map(|()| false),
+    }
 }
 
 /// Adds a route by a link to a table.
@@ -299,18 +321,27 @@ impl Message {
         }
     }
 
+    /// Sends it and waits for the kernel's word that it is done.
+    fn send(self) -> io::Result<()> {
+        acknowledged(&self.ask()?)
+    }
+
     /// Sends it and waits for the answer.
-    fn send(mut self) -> io::Result<()> {
+    fn ask(mut self) -> io::Result<Vec<u8>> {
         let len = self.0.len() as u32;
         self.0[..4].copy_from_slice(&len.to_ne_bytes());
-        let answer = sys::ask_netlink(&self.0)?;
-        let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
-        let code = answer.get(16..20).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
-        match (kind, code) {
-            (Some(ERROR), Some(0)) => Ok(()),
-            (Some(ERROR), Some(code)) => Err(io::Error::from_raw_os_error(-code)),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "netlink answered with something else")),
-        }
+        sys::ask_netlink(&self.0)
+    }
+}
+
+/// The kernel's word on a request.
+fn acknowledged(answer: &[u8]) -> io::Result<()> {
+    let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
+    let code = answer.get(16..20).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+    match (kind, code) {
+        (Some(ERROR), Some(0)) => Ok(()),
+        (Some(ERROR), Some(code)) => Err(io::Error::from_raw_os_error(-code)),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "netlink answered with something else")),
     }
 }
 
@@ -344,6 +375,15 @@ mod tests {
                 add_address(link, prefix(address)).unwrap();
                 add_address(link, prefix(address)).unwrap();
             }
+            for address in ["172.19.0.1/30", "fdfe::1/126"] {
+                let begun = std::time::Instant::now();
+                while !matches!(is_local(prefix(address).ip), Ok(true)) {
+                    assert!(begun.elapsed().as_secs() < 10, "{address} never gets there");
+                    std::thread::yield_now();
+                }
+            }
+            assert!(!is_local(prefix("172.19.0.2/30").ip).unwrap(), "a neighbour");
+            assert!(is_local(prefix("192.0.2.1/32").ip).is_err(), "nothing leads there");
             let shown = ip("address show dev culvert-t");
             for part in ["mtu 9000", "UP", "172.19.0.1/30", "fdfe::1/126"] {
                 assert!(shown.contains(part), "{part}: {shown}");

@@ -4,7 +4,9 @@
 // The lint knows test functions, but not what they call.
 #![allow(clippy::unwrap_used)]
 
-use culvert_os::process::{raise_open_files_limit, release_free_memory, release_program_pages, tune_allocator};
+use culvert_os::process::{
+    raise_open_files_limit, release_free_memory, release_program_pages, tune_allocator,
+};
 
 /// Resident memory in KiB.
 fn resident() -> usize {

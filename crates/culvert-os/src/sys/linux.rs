@@ -277,10 +277,10 @@ pub(crate) fn trim_allocator() -> bool {
 /// Unmaps the resident pages of the program and its libraries that are the same in their files (madvise(2),
 /// MADV_DONTNEED): the kernel maps them again, from its cache, when they are next touched.
 pub(crate) fn forget_program_pages() {
-    #[cfg(target_pointer_width = "64")]
-    use libc::Elf64_Phdr as ProgramHeader;
     #[cfg(target_pointer_width = "32")]
     use libc::Elf32_Phdr as ProgramHeader;
+    #[cfg(target_pointer_width = "64")]
+    use libc::Elf64_Phdr as ProgramHeader;
 
     unsafe extern "C" fn forget(
         object: *mut libc::dl_phdr_info,
@@ -293,11 +293,14 @@ pub(crate) fn forget_program_pages() {
             (object.dlpi_addr, std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()))
         };
         // What may be written differs from the file, also where it is protected again after relocation.
-        let unwritten = |header: &&ProgramHeader| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0;
+        let unwritten =
+            |header: &&ProgramHeader| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0;
         // SAFETY: sysconf takes an integer.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         for header in headers.iter().filter(unwritten) {
-            let (Ok(start), Ok(len)) = (usize::try_from(base + header.p_vaddr), usize::try_from(header.p_memsz)) else {
+            let (Ok(start), Ok(len)) =
+                (usize::try_from(base + header.p_vaddr), usize::try_from(header.p_memsz))
+            else {
                 continue;
             };
             // Whole pages only: the last one may hold the beginning of a segment that is written.
@@ -305,7 +308,8 @@ pub(crate) fn forget_program_pages() {
             if first < end {
                 // SAFETY: the pages are mapped from a file, never written, and so read the same when they come back. A
                 // failure leaves them where they are.
-                let _ = unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_DONTNEED) };
+                let _ =
+                    unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_DONTNEED) };
             }
         }
         0

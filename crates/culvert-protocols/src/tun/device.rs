@@ -21,6 +21,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use culvert_os::netlink::{self, Prefix, Rule};
 use culvert_os::tun::Tun;
@@ -60,6 +61,19 @@ pub(super) struct AutoRoute {
     pub(super) exclude_users: Vec<(u32, u32)>,
 }
 
+/// Until packets to these addresses reach this host: answers to what is sent before would be lost.
+fn wait_for_addresses(addresses: &[IpAddr]) {
+    const STEP: Duration = Duration::from_millis(1);
+    const STEPS: usize = 200;
+    for _ in 0..STEPS {
+        if addresses.iter().all(|ip| matches!(netlink::is_local(*ip), Ok(true))) {
+            return;
+        }
+        std::thread::sleep(STEP);
+    }
+    // Somebody's own rules lead elsewhere.
+}
+
 /// Why there is no device.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DeviceError {
@@ -92,9 +106,10 @@ impl Device {
         };
         let link = iface::index(tun.name()).map_err(failed("find"))?;
         netlink::bring_up(link, self.mtu).map_err(failed("bring up"))?;
+        let mut set = Vec::new();
         for address in &self.addresses {
             match netlink::add_address(link, *address) {
-                Ok(()) => {}
+                Ok(()) => set.push(address.ip),
                 // Switched off in this system: what is left works.
                 Err(error) if address.ip.is_ipv6() => {
                     warn!("{}: IPv6 address {} not set: {error}; going on without", tun.name(), address.ip);
@@ -102,6 +117,7 @@ impl Device {
                 Err(error) => return Err(failed("set the address of")(error)),
             }
         }
+        wait_for_addresses(&set);
         if let Some(route) = &self.auto_route {
             self.add_routes(route, link, tun.name())?;
         }
