@@ -82,6 +82,29 @@ macro_rules! light_links {
     };
 }
 
+/// The same where sing-box cannot be the server.
+macro_rules! served_links {
+    ($($name:ident: $outbound:expr => $inbound:expr, $carries:expr;)+) => {
+        mod served_link {
+            use super::*;
+            $(#[test]
+            fn $name() {
+                let link = Link { outbound: $outbound, inbound: $inbound, carries: $carries, light: true };
+                run(async {
+                    for (client, server) in [
+                        (Side::SingBox, Side::Culvert),
+                        (Side::Culvert, Side::Culvert),
+                    ] {
+                        let outcome = linked(link, client, server).await;
+                        outcome.map_err(|error| format!("{client:?} to {server:?}: {error}"))?;
+                    }
+                    Ok(())
+                });
+            })+
+        }
+    };
+}
+
 mod anytls;
 mod mux;
 mod shadowsocks;
