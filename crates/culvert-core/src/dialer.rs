@@ -95,8 +95,11 @@ impl Dialer {
         Ok(Box::new(Resolving::new(conn, Arc::clone(&self.resolver), self.strategy)))
     }
 
-    /// One socket for both families where the system has both.
-    fn udp_socket(&self) -> Result<UdpSocket, DialError> {
+    /// A socket for datagrams, straight out: one for both families where the system has both.
+    ///
+    /// # Errors
+    /// It could not be made.
+    pub fn udp_socket(&self) -> Result<UdpSocket, DialError> {
         let (v4, v6) = self.udp_bind;
         let any_v4 = SocketAddr::new(v4.unwrap_or(Ipv4Addr::UNSPECIFIED).into(), 0);
         let socket = match (v4, v6) {
@@ -110,7 +113,11 @@ impl Dialer {
             .map_err(|source| DialError::Handshake { phase: "open UDP socket", source })
     }
 
-    async fn resolve(&self, target: &Target) -> Result<Vec<IpAddr>, DialError> {
+    /// The addresses of `target`, in the order in which they are tried.
+    ///
+    /// # Errors
+    /// The name has none.
+    pub async fn resolve(&self, target: &Target) -> Result<Vec<IpAddr>, DialError> {
         match &target.host {
             Host::Ip(ip) => Ok(vec![*ip]),
             Host::Domain(name) => {

@@ -15,7 +15,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::conn::{Prefixed, finish, write_chain};
 use crate::flow::Way;
-use crate::handshake::Handshakes;
+use crate::handshake::{Handshake, Handshakes};
 use crate::inbound::{ServeError, StreamServer};
 use crate::serving::Serving;
 use crate::throttle::Throttle;
@@ -253,6 +253,24 @@ impl Dispatch {
             let (id, inbound, source) = (session.id, session.inbound.clone(), session.source);
             if let Err(error) = server.serve(conn, session, handshake, &dispatch).await {
                 dispatch.report_unserved(&inbound, id, source, &error);
+            }
+        });
+        if let Some(task) = task {
+            slot.attach(task);
+        }
+    }
+
+    /// Runs `serve` for one client whose connection is no stream, likewise. It gives the place up by dropping it.
+    pub fn serve_many<F>(&self, inbound: &Tag, source: SocketAddr, serve: impl FnOnce(Handshake) -> F)
+    where
+        F: Future<Output = Result<(), ServeError>> + Send + 'static,
+    {
+        let handshake = self.handshakes().enter(source.ip());
+        let slot = handshake.slot();
+        let (dispatch, inbound, serving) = (self.clone(), inbound.clone(), serve(handshake));
+        let task = self.shared.serving.spawn(async move {
+            if let Err(error) = serving.await {
+                dispatch.report_unserved(&inbound, SessionId::next(), source, &error);
             }
         });
         if let Some(task) = task {

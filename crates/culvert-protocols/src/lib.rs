@@ -20,6 +20,8 @@
 //! | [`vmess`] | VMess |
 //! | `netstack` | the userspace TCP/IP stack among tasks, for TUN and WireGuard |
 //! | [`wireguard`] | WireGuard |
+//! | [`hysteria2`] | Hysteria 2 |
+//! | `h3`, `quic_tls` | what protocols over QUIC share: HTTP/3, the `tls` options |
 //! | [`direct`] | straight to the target |
 //! | [`block`] | nowhere |
 //! | [`uot`] | UDP over TCP, which several protocols carry |
@@ -37,9 +39,11 @@ mod chunks;
 pub mod direct;
 pub mod fields;
 pub mod framed;
+mod h3;
 mod handshake;
 mod headed;
 pub mod http;
+pub mod hysteria2;
 pub mod mixed;
 mod mux;
 pub mod mux_cool;
@@ -47,6 +51,7 @@ pub mod mux_cool;
 mod netstack;
 mod onward;
 pub mod packetaddr;
+mod quic_tls;
 pub mod shadowsocks;
 pub mod socks;
 mod system_proxy;

@@ -12,8 +12,8 @@ use culvert_core::{Dialer, Inbound, Outbound, Tag};
 use thiserror::Error;
 
 use crate::{
-    anytls, block, carrier, direct, http, mixed, mux, mux_cool, packetaddr, shadowsocks, socks, trojan, uot,
-    vless, vmess,
+    anytls, block, carrier, direct, http, hysteria2, mixed, mux, mux_cool, packetaddr, shadowsocks, socks,
+    trojan, uot, vless, vmess,
 };
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.
@@ -28,6 +28,7 @@ pub const TABLE: &[&Protocol] = &[
     &vless::PROTOCOL,
     &shadowsocks::PROTOCOL,
     &vmess::PROTOCOL,
+    &hysteria2::PROTOCOL,
     &uot::PROTOCOL,
     &mux_cool::PROTOCOL,
     &packetaddr::PROTOCOL,

@@ -237,7 +237,7 @@ impl Outbound for ToServer {
     }
 }
 
-struct NoNames;
+pub(crate) struct NoNames;
 
 #[async_trait]
 impl Resolver for NoNames {

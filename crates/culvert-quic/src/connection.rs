@@ -102,6 +102,8 @@ pub(crate) struct State {
     /// When something came last, and when something was sent first after that.
     heard: Instant,
     spoken: Option<Instant>,
+    /// Frames sent so far that have to be answered.
+    asked: u64,
 }
 
 #[derive(Default)]
@@ -134,6 +136,7 @@ impl Conn {
             send_window: SEND_WINDOW,
             heard: now,
             spoken: None,
+            asked: 0,
         };
         Arc::new(Self {
             state: Mutex::new(state),
@@ -221,8 +224,16 @@ impl State {
         self.spoken = None;
     }
 
+    /// Called after something was sent: whether the peer has to answer it shows in the counters of frames.
     pub(crate) fn note_spoken(&mut self, now: Instant) {
-        self.spoken.get_or_insert(now);
+        if self.spoken.is_some() {
+            return;
+        }
+        let asking = asking_frames(&self.proto.stats().frame_tx);
+        if asking != self.asked {
+            self.asked = asking;
+            self.spoken = Some(now);
+        }
     }
 
     fn wait(list: &mut Vec<Waker>, cx: &Context<'_>) {
@@ -230,6 +241,18 @@ impl State {
             list.push(cx.waker().clone());
         }
     }
+}
+
+/// Those that a peer has to acknowledge, of the kinds that are sent when there is something to say.
+fn asking_frames(frames: &quinn_proto::FrameStats) -> u64 {
+    frames.stream
+        + frames.datagram
+        + frames.crypto
+        + frames.ping
+        + frames.reset_stream
+        + frames.stop_sending
+        + frames.max_data
+        + frames.max_stream_data
 }
 
 /// Wakes them all; not with anything locked.
@@ -410,11 +433,17 @@ impl Connection {
         if let Some(error) = &state.ended {
             return Poll::Ready(Err(error.clone()));
         }
-        if state.proto.datagrams().send_buffer_space() >= bytes {
+        let Some(largest) = state.proto.datagrams().max_size() else { return Poll::Ready(Ok(())) };
+        let mut datagrams = state.proto.datagrams();
+        if datagrams.send_buffer_space() >= bytes {
             return Poll::Ready(Ok(()));
         }
-        // The library only says so to those whom it turned away.
-        let _ = state.proto.datagrams().send(Bytes::from(vec![0; bytes.min(1000)]), false);
+        // The library only tells those whom it turned away, so it is offered what does not fit: a datagram of zeros. If
+        // that would fit, there is room enough.
+        if datagrams.send_buffer_space() >= largest {
+            return Poll::Ready(Ok(()));
+        }
+        let _ = datagrams.send(Bytes::from(vec![0; largest]), false);
         State::wait(&mut state.waiting.datagram_room, cx);
         Poll::Pending
     }
@@ -499,7 +528,7 @@ impl Connection {
         self.0.lock().proto.stats()
     }
 
-    /// How long the peer has not answered what was sent to it; `None` if nothing is owed.
+    /// How long nothing has come since something was sent that has to be answered; `None` if all was.
     #[must_use]
     pub fn silence(&self) -> Option<Duration> {
         self.0.lock().spoken.map(|since| since.elapsed())

@@ -93,6 +93,8 @@ pub(crate) struct Driver {
     sleep: Pin<Box<Sleep>>,
     armed: Option<Instant>,
     closing: bool,
+    /// All connections have been told to end; nothing is waited for.
+    ended: bool,
     /// Used within a turn, kept for their memory.
     received: Vec<Received>,
     events: Vec<(ConnectionHandle, ConnectionEvent)>,
@@ -114,6 +116,7 @@ impl Driver {
             timers: BTreeSet::new(),
             queue: VecDeque::new(),
             closing: accepting.is_none(),
+            ended: false,
             accepting,
             handshaking: 0,
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
@@ -184,6 +187,7 @@ impl Driver {
     }
 
     fn end_all(&mut self) {
+        self.ended = true;
         let numbers: Vec<_> = self.slots.keys().copied().collect();
         for number in numbers {
             if let Some(slot) = self.slots.get(&number) {
@@ -428,7 +432,8 @@ impl Future for Driver {
                     return Poll::Ready(());
                 }
             }
-            if driver.closing && driver.slots.is_empty() && driver.link.is_flushed() {
+            let done = driver.ended || (driver.closing && driver.slots.is_empty());
+            if done && driver.link.is_flushed() {
                 return Poll::Ready(());
             }
             if !driver.arm(cx) {

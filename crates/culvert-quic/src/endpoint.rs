@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
+use tokio::task::JoinHandle;
+
 use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
 use aws_lc_rs::{hkdf, hmac};
 use quinn_proto::{ClientConfig, Endpoint, EndpointConfig, HashedConnectionIdGenerator, ServerConfig};
@@ -153,6 +155,7 @@ pub struct Server {
     accepting: Arc<Accepting>,
     mailbox: Arc<Mailbox>,
     local: Option<SocketAddr>,
+    task: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Server {
@@ -175,8 +178,8 @@ impl Server {
         let local = link.local_addr();
         let endpoint = Endpoint::new(Arc::new(config), Some(Arc::new(base)), true, None);
         let driver = Driver::new(link, endpoint, Arc::clone(&mailbox), Some(Arc::clone(&accepting)));
-        tokio::spawn(driver);
-        Self { accepting, mailbox, local }
+        let task = Mutex::new(Some(tokio::spawn(driver)));
+        Self { accepting, mailbox, local, task }
     }
 
     /// The next client, at the beginning of its handshake; see [`Connection::established`]. `None` at the end.
@@ -201,9 +204,13 @@ impl Server {
         self.local
     }
 
-    /// Ends all connections, too.
-    pub fn close(&self) {
+    /// Ends all connections, and waits until the socket is closed.
+    pub async fn close(&self) {
         self.mailbox.close(true);
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(task) = task {
+            let _ = task.await;
+        }
     }
 }
 

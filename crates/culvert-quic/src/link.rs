@@ -17,7 +17,7 @@ use culvert_os::udp::{
     Ecn, GRO_BUFFER, GsoSupport, MAX_SEGMENTS, RecvSlot, SendSlot, enable_ecn, enable_gro,
     enable_local_address, is_gso_refused, probe_gso, recv_batch, send_batch,
 };
-use culvert_wire::{Buf, Room};
+use culvert_wire::{Buf, Room, Target};
 use quinn_proto::EcnCodepoint;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
@@ -73,7 +73,12 @@ enum Carrier {
         /// The one before the last hop.
         before: Option<Socket>,
     },
-    Packets(BoxPackets),
+    Packets {
+        conn: BoxPackets,
+        /// What the connection knows as its server, and what the conn below does.
+        server: SocketAddr,
+        target: Target,
+    },
 }
 
 struct Socket {
@@ -117,10 +122,10 @@ impl Link {
         Ok(Self::new(Carrier::Sockets { current: Socket::new(socket)?, before: None }))
     }
 
-    /// Over the packets of another outbound.
+    /// Over the packets of another outbound, to `target`, which the connection knows as `server`.
     #[must_use]
-    pub fn packets(packets: BoxPackets) -> Self {
-        Self::new(Carrier::Packets(packets))
+    pub fn packets(conn: BoxPackets, server: SocketAddr, target: Target) -> Self {
+        Self::new(Carrier::Packets { conn, server, target })
     }
 
     /// Over sockets that `hop` opens, to a port of `server` that it picks.
@@ -159,7 +164,7 @@ impl Link {
     pub fn local_addr(&self) -> Option<SocketAddr> {
         match &self.carrier {
             Carrier::Sockets { current, .. } => current.io.local_addr().ok(),
-            Carrier::Packets(_) => None,
+            Carrier::Packets { .. } => None,
         }
     }
 
@@ -198,7 +203,7 @@ impl Link {
     pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>, to: &mut Vec<Received>) -> Poll<io::Result<()>> {
         let start = to.len();
         let result = match &mut self.carrier {
-            Carrier::Packets(packets) => recv_packets(packets, cx, to),
+            Carrier::Packets { conn, server, .. } => recv_packets(conn, *server, cx, to),
             Carrier::Sockets { current, before } => {
                 let mut result = current.recv(cx, &mut self.arena, &mut self.slots, to);
                 if let Some(socket) = before {
@@ -311,21 +316,22 @@ impl Link {
                     }
                 }
             },
-            Carrier::Packets(packets) => {
+            Carrier::Packets { conn, server, target } => {
                 if outbox.is_empty() {
                     return Poll::Ready(Ok(()));
                 }
                 let mut batch = PacketBatch::new();
-                let room = packets.room();
+                let room = conn.room();
                 for Outgoing { data, segment, to, .. } in outbox.drain(..) {
                     for datagram in data.chunks(segment.max(1)) {
                         let mut buf = Buf::new(datagram.len(), room.head, room.tail);
                         buf.append(datagram);
-                        batch.push(culvert_core::Packet::new(buf, to.into()));
+                        let peer = if to == *server { target.clone() } else { to.into() };
+                        batch.push(culvert_core::Packet::new(buf, peer));
                     }
                 }
                 // A layer that cannot take them now is a full network.
-                match packets.poll_send(cx, &mut batch) {
+                match conn.poll_send(cx, &mut batch) {
                     Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
                     Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
                 }
@@ -343,7 +349,7 @@ impl Link {
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match (&self.carrier, &self.hopping) {
-            (Carrier::Packets(_), _) => "packets",
+            (Carrier::Packets { .. }, _) => "packets",
             (Carrier::Sockets { .. }, None) => "socket",
             (Carrier::Sockets { .. }, Some(_)) => "hopping",
         };
@@ -462,6 +468,7 @@ fn split_front(outbox: &mut VecDeque<Outgoing>) {
 
 fn recv_packets(
     packets: &mut BoxPackets,
+    server: SocketAddr,
     cx: &mut Context<'_>,
     to: &mut Vec<Received>,
 ) -> Poll<io::Result<()>> {
@@ -471,10 +478,10 @@ fn recv_packets(
         other => return other,
     }
     while let Some(packet) = batch.pop() {
-        let Some(source) = packet.peer.socket_addr() else { continue };
         let data = BytesMut::from(&packet.data[..]);
         let segment = if packet.segment == 0 { data.len() } else { packet.segment.into() };
-        to.push(Received { data, segment: segment.max(1), source, local: None, ecn: None });
+        // Whatever the conn calls it: nobody else answers on an association of ours.
+        to.push(Received { data, segment: segment.max(1), source: server, local: None, ecn: None });
     }
     Poll::Ready(Ok(()))
 }

@@ -211,7 +211,7 @@ async fn the_last_handle_closes() {
 #[tokio::test]
 async fn a_server_that_closes_ends_its_connections() {
     let (server, client, _accepted) = pair().await;
-    server.close();
+    server.close().await;
     assert_eq!(client.closed().await.application_code(), Some(0));
     assert!(server.accept().await.is_none());
 }

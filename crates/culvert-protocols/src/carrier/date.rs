@@ -3,12 +3,13 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The current time: `Sun, 06 Nov 1994 08:49:37 GMT`.
-pub(super) fn now() -> String {
+pub(crate) fn now() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     at(since.as_secs())
 }
 
-fn at(seconds: u64) -> String {
+/// A time in seconds since 1970 likewise.
+pub(crate) fn at(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

@@ -11,7 +11,7 @@
 //!
 //! Source: sing-box 1.14.4, `transport` and `tls` of its options.
 
-mod date;
+pub(crate) mod date;
 mod grpc;
 mod h2;
 mod head;

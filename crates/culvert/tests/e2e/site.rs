@@ -30,7 +30,8 @@ pub(crate) struct Carries {
     pub(crate) half_close: bool,
     /// A stream that breaks off can be told from one that ends.
     pub(crate) resets: bool,
-    /// Longest datagram that the reference program carries; the program under test carries all.
+    /// Longest datagram that the reference program carries; the program under test carries all, where the protocol has
+    /// no limit of its own.
     pub(crate) datagram: usize,
     /// The reference program ends an association that idles; else only when a datagram of another comes.
     pub(crate) forgets: bool,
@@ -145,6 +146,10 @@ impl Site {
         outbound["tag"] = "out".into();
         outbound["server"] = "127.0.0.1".into();
         outbound["server_port"] = between.number().into();
+        if outbound.get("server_ports").is_some() {
+            // There is no firewall here that leads other ports to this one: hops are between sockets.
+            outbound["server_ports"] = json!([format!("{0}:{0}", between.number())]);
+        }
         inbound["tag"] = "in".into();
         inbound["listen"] = "127.0.0.1".into();
         inbound["listen_port"] = between.number().into();

@@ -106,6 +106,7 @@ macro_rules! served_links {
 }
 
 mod anytls;
+mod hysteria2;
 mod mux;
 mod shadowsocks;
 mod transports;

@@ -1,0 +1,418 @@
+//! The server: connections, their requests, streams and datagrams.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use aws_lc_rs::digest::{SHA256, digest};
+use bytes::Bytes;
+use culvert_config::options::inbound::hysteria::Hysteria2Inbound;
+use culvert_core::conn::write_chain;
+use culvert_core::udp::Associations;
+use culvert_core::{
+    DialOutcome, Dispatch, Handshake, Inbound, Incoming, Io, Network, Packet, ServeError, Session, SessionId,
+    StartError, Tag,
+};
+use culvert_os::socket::{Fragmentation, udp_socket};
+use culvert_quic::{
+    BbrProfile, Congestion, Connection, Disguise, Link, QuicStream, Server, ServerSettings, ServerTls,
+    Transport,
+};
+use culvert_wire::{BufChain, Reader};
+use tokio::net::UdpSocket;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::auth::{Limits, Request};
+use super::codec::{Head, MAX_MESSAGE, STREAM, decode_request, encode_reply, padding};
+use super::fragments::Fragments;
+use super::masquerade::{Masquerade, Visit};
+use super::packets::{Sender, ServerPackets};
+use super::{disguise, profile, rate, transport};
+use crate::fields::listen::{Listen, listen};
+use crate::h3::{self, Background};
+use crate::users::{KeyedUsers, Known};
+use crate::{BuildError, InboundCx};
+
+/// Requests at once of somebody who has not shown to be a client.
+const STRANGERS_REQUESTS: usize = 16;
+/// Silence of somebody who is no client, after which the connection is closed, as web servers do.
+const STRANGERS_IDLE: Duration = Duration::from_secs(60);
+/// Associations of a connection at once.
+const ASSOCIATIONS: usize = 1024;
+/// Datagrams taken at a time.
+const DATAGRAMS: usize = 64;
+/// Kernel buffers of the socket, asked for.
+pub(super) const SOCKET_BUFFER: usize = 4 << 20;
+/// Streams that a client may have open where no option says so.
+const STREAMS: u64 = 4096;
+
+/// The inbound.
+pub(super) struct Hysteria2Server {
+    tag: Tag,
+    listen: Listen,
+    core: Arc<Core>,
+    tls: ServerTls,
+    transport: Transport,
+    disguise: Option<Arc<dyn Disguise>>,
+    secret: [u8; 32],
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    local: SocketAddr,
+    server: Arc<Server>,
+    task: JoinHandle<()>,
+}
+
+/// What all connections share.
+struct Core {
+    tag: Tag,
+    users: KeyedUsers<32>,
+    limits: Limits,
+    profile: BbrProfile,
+    masquerade: Masquerade,
+    udp_timeout: Option<Duration>,
+}
+
+fn key(password: &[u8]) -> [u8; 32] {
+    digest(&SHA256, password).as_ref().try_into().unwrap_or_default()
+}
+
+impl Hysteria2Server {
+    pub(super) fn new(cx: InboundCx, options: &Hysteria2Inbound) -> Result<Self, BuildError> {
+        let Some(tls) = options.tls.as_deref().filter(|tls| tls.enabled) else {
+            return Err(BuildError::Invalid { option: "tls", reason: "it is required".to_owned() });
+        };
+        let settings = culvert_tls::options::server(tls)?;
+        let secret = secret(&settings.identity)?;
+        let tls = crate::quic_tls::server(&settings, &["h3"], false)?;
+        let listen = listen(&options.listen, false)?;
+        let mut users = KeyedUsers::default();
+        for user in &options.users {
+            users.insert(key(user.password.as_bytes()), &user.name);
+        }
+        let limits = Limits {
+            send: rate("up_mbps", options.up_mbps)?,
+            receive: rate("down_mbps", options.down_mbps)?,
+            ignore_client: options.ignore_client_bandwidth,
+        };
+        let base = Transport { bidi_streams: STREAMS, ..Transport::default() };
+        Ok(Self {
+            tag: cx.tag.clone(),
+            core: Arc::new(Core {
+                tag: cx.tag,
+                users,
+                limits,
+                profile: profile(&options.bbr_profile),
+                masquerade: Masquerade::new(&options.masquerade)?,
+                udp_timeout: listen.udp_timeout,
+            }),
+            listen,
+            tls,
+            transport: transport(&options.quic, base)?,
+            disguise: disguise(&options.obfs)?,
+            secret,
+            running: Mutex::new(None),
+        })
+    }
+
+    fn running(&self) -> std::sync::MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a server that was started again knows its old connections by: something of its own that stays, which is its key.
+/// Where that comes and goes, old connections are not known.
+fn secret(identity: &culvert_tls::settings::Identity) -> Result<[u8; 32], BuildError> {
+    use culvert_tls::settings::Identity;
+    match identity {
+        Identity::Given(pair) => Ok(key(pair.key.read("key_path")?.as_bytes())),
+        Identity::SelfSigned | Identity::Provided(_) => {
+            let mut random = [0; 32];
+            aws_lc_rs::rand::fill(&mut random).map_err(|_| BuildError::Invalid {
+                option: "tls",
+                reason: "the system gives no random numbers".to_owned(),
+            })?;
+            Ok(random)
+        }
+    }
+}
+
+#[async_trait]
+impl Inbound for Hysteria2Server {
+    fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
+    async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
+        let mut options = self.listen.udp.clone();
+        options.fragmentation = Fragmentation::Probe;
+        options.buffer = SOCKET_BUFFER;
+        let failed = |source| StartError::Io { tag: self.tag.clone(), phase: "listen", source };
+        let socket = udp_socket(&options, self.listen.address)
+            .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
+        let socket = UdpSocket::from_std(socket).map_err(failed)?;
+        let local = socket.local_addr().map_err(failed)?;
+        let mut link = Link::socket(socket).map_err(failed)?;
+        if let Some(disguise) = &self.disguise {
+            link = link.disguised(Arc::clone(disguise));
+        }
+        let settings = ServerSettings {
+            tls: self.tls.clone(),
+            transport: self.transport.clone(),
+            secret: self.secret,
+            connections: dispatch.limit(),
+        };
+        let server = Arc::new(Server::new(link, &settings));
+        tracing::info!("inbound/{}: udp server started at {local}", self.tag);
+        let task = tokio::spawn(accept(Arc::clone(&server), Arc::clone(&self.core), dispatch.clone()));
+        *self.running() = Some(Running { local, server, task });
+        Ok(())
+    }
+
+    fn local_addrs(&self) -> Vec<SocketAddr> {
+        self.running().iter().map(|running| running.local).collect()
+    }
+
+    async fn close(&self) {
+        let running = self.running().take();
+        if let Some(Running { server, task, .. }) = running {
+            task.abort();
+            server.close().await;
+        }
+    }
+}
+
+async fn accept(server: Arc<Server>, core: Arc<Core>, dispatch: Dispatch) {
+    while let Some(connection) = server.accept().await {
+        if dispatch.is_full() && !dispatch.make_room() {
+            continue; // dropped, which closes it
+        }
+        let source = connection.remote();
+        let (core, inner) = (Arc::clone(&core), dispatch.clone());
+        let tag = core.tag.clone();
+        dispatch.serve_many(&tag, source, |handshake| async move {
+            serve(core, connection, handshake, inner).await
+        });
+    }
+}
+
+/// What it is to the operator that a handshake did not end: something may be wrong, but not with those who just leave.
+fn not_served(error: culvert_quic::ConnectionError) -> ServeError {
+    if error.is_timeout() || error.is_ours() || error.application_code().is_some() {
+        ServeError::Left
+    } else {
+        ServeError::Io(error.into())
+    }
+}
+
+/// One connection.
+struct Client {
+    core: Arc<Core>,
+    connection: Connection,
+    source: SocketAddr,
+    dispatch: Dispatch,
+    /// Who it is, once that is known.
+    user: OnceLock<Known>,
+    /// Its place in the table, until it has shown to be a client, or a visitor of the site.
+    handshake: Mutex<Option<Handshake>>,
+}
+
+async fn serve(
+    core: Arc<Core>,
+    connection: Connection,
+    handshake: Handshake,
+    dispatch: Dispatch,
+) -> Result<(), ServeError> {
+    connection.established().await.map_err(not_served)?;
+    let _background = Background::start(&connection).await?;
+    let source = connection.remote();
+    let source = SocketAddr::new(source.ip().to_canonical(), source.port());
+    let handshake = Mutex::new(Some(handshake));
+    let client = Arc::new(Client { core, connection, source, dispatch, user: OnceLock::new(), handshake });
+    let mut tasks = JoinSet::new();
+    tasks.spawn({
+        let client = Arc::clone(&client);
+        async move {
+            client.take_datagrams().await;
+            Ok(())
+        }
+    });
+    let mut outcome = Ok(());
+    loop {
+        let is_client = client.user.get().is_some();
+        let may_accept = is_client || tasks.len() <= STRANGERS_REQUESTS;
+        tokio::select! {
+            stream = client.connection.accept_bi(), if may_accept => {
+                let Ok(stream) = stream else { return outcome };
+                let client = Arc::clone(&client);
+                tasks.spawn(async move { client.take_stream(stream).await });
+            }
+            Some(done) = tasks.join_next(), if !tasks.is_empty() => {
+                // What the operator is told of is the last thing that went wrong.
+                if let Ok(Err(error)) = done
+                    && error.is_notable()
+                {
+                    outcome = Err(error);
+                }
+            }
+            () = tokio::time::sleep(STRANGERS_IDLE), if !is_client => {
+                client.connection.close(h3::NO_ERROR, b"");
+                return outcome;
+            }
+        }
+    }
+}
+
+impl Client {
+    fn session(&self, network: Network, target: culvert_wire::Target) -> Session {
+        Session {
+            id: SessionId::next(),
+            network,
+            inbound: self.core.tag.clone(),
+            user: self.user.get().and_then(|user| user.name.clone()),
+            source: self.source,
+            target,
+            sniffed: None,
+            alpn: None,
+        }
+    }
+
+    fn end_handshake(&self) {
+        *self.handshake.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    async fn take_stream(&self, mut stream: QuicStream) -> Result<(), ServeError> {
+        let mut early = BufChain::new();
+        if self.user.get().is_some() {
+            // The first number tells a connection from a request.
+            if peek_number(&mut stream, &mut early).await? == STREAM {
+                return self.take_connection(stream, early).await;
+            }
+        }
+        self.take_request(stream, early).await
+    }
+
+    /// A connection to be carried.
+    async fn take_connection(&self, mut stream: QuicStream, mut early: BufChain) -> Result<(), ServeError> {
+        let read = culvert_core::handshake::read_message(&mut stream, &mut early, MAX_MESSAGE, |r| {
+            h3::take_varint(r)?;
+            decode_request(r)
+        });
+        let target = tokio::time::timeout(culvert_core::timeouts::HANDSHAKE, read)
+            .await
+            .map_err(|_| ServeError::Left)??;
+        let session = self.session(Network::Tcp, target);
+        let io = Io::Stream(Box::new(stream));
+        self.dispatch.submit(Incoming { session, io, early, reply: Some(reply), udp_timeout: None });
+        Ok(())
+    }
+
+    /// A request of HTTP: of a client that shows who it is, or of a visitor.
+    async fn take_request(&self, mut stream: QuicStream, mut early: BufChain) -> Result<(), ServeError> {
+        let fields = match h3::read_headers(&mut stream, &mut early).await {
+            Ok(fields) => fields,
+            Err(error @ ServeError::Invalid(_)) => {
+                stream.reset(h3::MESSAGE_ERROR);
+                stream.stop(h3::FRAME_UNEXPECTED);
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
+        let mut denied = Ok(());
+        if let Some(request) = Request::find(&fields) {
+            match self.admit(&request) {
+                Ok(answer) => {
+                    let mut answer = BufChain::copied(&answer);
+                    write_chain(&mut stream, &mut answer).await?;
+                    return Ok(());
+                }
+                Err(why) => denied = Err(ServeError::Denied(why)),
+            }
+        }
+        self.end_handshake();
+        let visit = Visit { fields: &fields, stream: &mut stream, early: &mut early };
+        let session = |target| self.session(Network::Tcp, target);
+        self.core.masquerade.answer(visit, &session, &self.dispatch).await?;
+        denied
+    }
+
+    /// Lets a client in that has the right password. The answer, or why not.
+    fn admit(&self, request: &Request<'_>) -> Result<Vec<u8>, &'static str> {
+        let user = self.core.users.find(&key(request.password)).ok_or("wrong password")?;
+        if self.user.get().is_some() {
+            // Once more: the answer says what this end can receive.
+            let receive = Some(self.core.limits.receive.unwrap_or(0));
+            return Ok(super::auth::Accepted { udp: true, receive }.encode());
+        }
+        let agreed = self.core.limits.agree(request.receive);
+        let (rate, answer) = agreed.ok_or("a client that does not say what it can receive")?;
+        self.connection.set_congestion(match rate {
+            Some(rate) => Congestion::Brutal(rate),
+            None => Congestion::Bbr(self.core.profile),
+        });
+        let _ = self.user.set(user);
+        self.end_handshake();
+        Ok(answer.encode())
+    }
+
+    /// Gives datagrams to their associations. Those of strangers are dropped.
+    async fn take_datagrams(&self) {
+        let mut associations = Associations::new(ASSOCIATIONS);
+        let mut fragments = Fragments::default();
+        let mut datagrams: Vec<Bytes> = Vec::new();
+        while self.connection.recv_datagrams(&mut datagrams, DATAGRAMS).await.is_ok() {
+            let now = Instant::now();
+            for datagram in datagrams.drain(..) {
+                if self.user.get().is_none() {
+                    continue;
+                }
+                let mut reader = Reader::new(&datagram);
+                let Ok(head) = Head::decode(&mut reader) else { continue };
+                let (session, data) = (head.session, datagram.slice(reader.position()..));
+                let Some((data, target)) = fragments.take(head, data, now) else { continue };
+                if associations.len() == ASSOCIATIONS && !associations.contains(&session) {
+                    associations.forget_ended();
+                }
+                let packet = Packet::new(data, target.clone());
+                if let Some(queue) = associations.deliver(&session, packet) {
+                    let sender = Sender::new(self.connection.clone(), session);
+                    let io = Io::Packets(Box::new(ServerPackets { queue, sender }));
+                    self.dispatch.submit(Incoming {
+                        session: self.session(Network::Udp, target),
+                        io,
+                        early: BufChain::new(),
+                        reply: None,
+                        udp_timeout: self.core.udp_timeout,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// The number that a stream begins with; it stays where it is.
+async fn peek_number(stream: &mut QuicStream, early: &mut BufChain) -> Result<u64, ServeError> {
+    loop {
+        if let Ok(number) = h3::take_varint(&mut Reader::new(early.contiguous())) {
+            return Ok(number);
+        }
+        let mut more = culvert_core::conn::read_chain(stream, culvert_wire::Room::NONE).await?;
+        if more.is_empty() {
+            return Err(ServeError::Left);
+        }
+        early.append(&mut more);
+    }
+}
+
+/// The answer that a client waits for.
+fn reply(outcome: &DialOutcome<'_>, to: &mut Vec<u8>) {
+    let padding = padding(128, 1024);
+    match outcome {
+        DialOutcome::Connected(_) => encode_reply(None, &padding, to),
+        DialOutcome::Failed(error) => {
+            encode_reply(Some(&culvert_core::Chain(*error).to_string()), &padding, to)
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The `tls` options for protocols over QUIC, and what else their two sides share.
+
+use std::sync::Arc;
+
+use culvert_config::options::tls::OutboundTls;
+use culvert_quic::{ClientTls, ServerTls};
+use culvert_tls::{Acceptor, Connector, ServerSettings, Store, options};
+use culvert_wire::Host;
+
+use crate::BuildError;
+
+/// TLS of a server. `alpn` is taken where the options name nothing; see [`ServerTls::new`] for `early_data`.
+pub(crate) fn server(
+    settings: &ServerSettings,
+    alpn: &[&str],
+    early_data: bool,
+) -> Result<ServerTls, BuildError> {
+    ServerTls::new(&Acceptor::new(settings)?, alpn, early_data).map_err(invalid)
+}
+
+/// TLS of a client of `server`, likewise.
+pub(crate) fn client(
+    tls: Option<&OutboundTls>,
+    server: &Host,
+    store: &Arc<Store>,
+    alpn: &[&str],
+    early_data: bool,
+) -> Result<ClientTls, BuildError> {
+    let Some(tls) = tls.filter(|tls| tls.enabled) else {
+        return Err(BuildError::Invalid { option: "tls", reason: "it is required".to_owned() });
+    };
+    let connector = Connector::new(options::client(tls)?, server, store)?;
+    if connector.ech_query().is_some() {
+        return Err(BuildError::NotBuilt { feature: "`tls.ech` from DNS over QUIC".to_owned() });
+    }
+    ClientTls::new(&connector, alpn, early_data).map_err(invalid)
+}
+
+fn invalid(error: culvert_quic::SettingsError) -> BuildError {
+    BuildError::Invalid { option: "tls", reason: error.to_string() }
+}
