@@ -81,7 +81,7 @@ pub struct UdpOptions {
     /// Binds and receives for addresses that are not this host's, for TPROXY (IP_TRANSPARENT); needs CAP_NET_ADMIN.
     pub transparent: bool,
     /// Kernel buffer asked for in bytes, each way; zero keeps the system's. Best effort: the kernel grants at most
-    /// `net.core.rmem_max` and `net.core.wmem_max`.
+    /// `net.core.rmem_max` and `net.core.wmem_max` to those without CAP_NET_ADMIN.
     pub buffer: usize,
     /// Network namespace to bind in: see [`netns`].
     pub netns: Option<String>,
@@ -285,13 +285,22 @@ pub fn udp_socket(options: &UdpOptions, local: SocketAddr) -> Result<UdpSocket, 
         dual_stack(&socket, local)?;
         sys::set_fragmentation(socket.as_fd(), local.is_ipv6(), options.fragmentation)
             .map_err(option("udp_fragment"))?;
-        if options.buffer > 0 {
+        if options.buffer > 0 && sys::force_buffers(socket.as_fd(), options.buffer).is_err() {
             let _ = socket.set_recv_buffer_size(options.buffer);
             let _ = socket.set_send_buffer_size(options.buffer);
         }
         bind(&socket, local)?;
         Ok(socket.into())
     })
+}
+
+/// How many bytes of what it receives the kernel keeps for a socket. Linux counts its own records too and doubles what it
+/// is asked for; this is half of that, to be held against [`UdpOptions::buffer`].
+///
+/// # Errors
+/// The system does not say.
+pub fn receive_buffer(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    Ok(SockRef::from(&socket).recv_buffer_size()? / 2)
 }
 
 /// What of a TCP connection's sent data is still on its way.

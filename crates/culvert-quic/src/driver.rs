@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use bytes::BytesMut;
 use quinn_proto::{ConnectionEvent, ConnectionHandle, DatagramEvent, Endpoint};
 use tokio::time::Sleep;
 
@@ -97,6 +98,7 @@ pub(crate) struct Driver {
     ended: bool,
     /// Used within a turn, kept for their memory.
     received: Vec<Received>,
+    datagrams: Vec<BytesMut>,
     events: Vec<(ConnectionHandle, ConnectionEvent)>,
     wake: Vec<Waker>,
 }
@@ -122,6 +124,7 @@ impl Driver {
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
             armed: None,
             received: Vec::new(),
+            datagrams: Vec::new(),
             events: Vec::new(),
             wake: Vec::new(),
         }
@@ -215,9 +218,9 @@ impl Driver {
     fn take_message(&mut self, message: Received, now: Instant) {
         let (source, local, ecn) = (message.source, message.local, message.ecn);
         let mut buffer = self.link.buffer();
-        let mut datagrams = Vec::new();
+        let mut datagrams = std::mem::take(&mut self.datagrams);
         self.link.open(message, |datagram| datagrams.push(datagram));
-        for datagram in datagrams {
+        for datagram in datagrams.drain(..) {
             buffer.clear();
             match self.endpoint.handle(now, source, local, ecn, datagram, &mut buffer) {
                 None => {}
@@ -231,6 +234,7 @@ impl Driver {
             }
         }
         self.link.give_back(buffer);
+        self.datagrams = datagrams;
     }
 
     /// Decides about a stranger.

@@ -68,6 +68,13 @@ pub(crate) fn set_fragmentation(fd: BorrowedFd<'_>, v6: bool, mode: Fragmentatio
     if v6 { set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, value) } else { Ok(()) }
 }
 
+/// SO_RCVBUFFORCE and SO_SNDBUFFORCE, socket(7): beyond what the system grants to everybody; needs CAP_NET_ADMIN.
+pub(crate) fn force_buffers(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    set_int(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)?;
+    set_int(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
+}
+
 /// UDP_GRO, udp(7).
 pub(crate) fn enable_udp_gro(fd: BorrowedFd<'_>) -> io::Result<()> {
     set_int(fd, libc::SOL_UDP, libc::UDP_GRO, 1)

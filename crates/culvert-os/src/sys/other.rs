@@ -49,6 +49,10 @@ pub(crate) fn set_fast_open_queue(_: BorrowedFd<'_>, _: c_int) -> io::Result<()>
     unsupported()
 }
 
+pub(crate) fn force_buffers(_: BorrowedFd<'_>, _: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 pub(crate) fn set_fragmentation(_: BorrowedFd<'_>, _: bool, mode: Fragmentation) -> io::Result<()> {
     if mode == Fragmentation::System { Ok(()) } else { unsupported() }
 }

@@ -1,6 +1,7 @@
 //! The server: connections, their requests, streams and datagrams.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use culvert_core::{
     DialOutcome, Dispatch, Handshake, Inbound, Incoming, Io, Network, Packet, ServeError, Session, SessionId,
     StartError, Tag,
 };
-use culvert_os::socket::{Fragmentation, udp_socket};
+use culvert_os::socket::{Fragmentation, receive_buffer, udp_socket};
 use culvert_quic::{
     BbrProfile, Congestion, Connection, Disguise, Link, QuicStream, Server, ServerSettings, ServerTls,
     Transport,
@@ -154,6 +155,15 @@ impl Inbound for Hysteria2Server {
             .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
         let socket = UdpSocket::from_std(socket).map_err(failed)?;
         let local = socket.local_addr().map_err(failed)?;
+        if let Ok(granted) = receive_buffer(socket.as_fd())
+            && granted < SOCKET_BUFFER / 2
+        {
+            tracing::warn!(
+                "inbound/{}: the system keeps {granted} bytes of what comes, which loses packets at high rates; \
+                 raise net.core.rmem_max to {SOCKET_BUFFER}",
+                self.tag
+            );
+        }
         let mut link = Link::socket(socket).map_err(failed)?;
         if let Some(disguise) = &self.disguise {
             link = link.disguised(Arc::clone(disguise));
