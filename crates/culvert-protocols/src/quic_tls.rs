@@ -29,6 +29,12 @@ pub(crate) fn client(
     let Some(tls) = tls.filter(|tls| tls.enabled) else {
         return Err(BuildError::Invalid { option: "tls", reason: "it is required".to_owned() });
     };
+    if tls.utls.as_ref().is_some_and(|utls| utls.enabled) {
+        return Err(BuildError::NotBuilt { feature: "`tls.utls` over QUIC".to_owned() });
+    }
+    if tls.reality.as_ref().is_some_and(|reality| reality.enabled) {
+        return Err(BuildError::NotBuilt { feature: "`tls.reality` over QUIC".to_owned() });
+    }
     let connector = Connector::new(options::client(tls)?, server, store)?;
     if connector.ech_query().is_some() {
         return Err(BuildError::NotBuilt { feature: "`tls.ech` from DNS over QUIC".to_owned() });

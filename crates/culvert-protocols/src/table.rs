@@ -85,7 +85,6 @@ pub struct OutboundEntry {
 }
 
 /// How an endpoint is built from its options.
-#[expect(clippy::type_complexity, reason = "as above")]
 pub struct EndpointEntry {
     /// Its `type` in the config.
     pub name: &'static str,

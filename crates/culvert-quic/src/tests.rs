@@ -32,6 +32,8 @@ pub(crate) fn client_tls() -> ClientTls {
         certificate: None,
         fragment: culvert_tls::settings::Fragment::default(),
         ech: None,
+        fingerprint: None,
+        reality: None,
         handshake_timeout: None,
     };
     let host = Host::parse("server.test").unwrap();

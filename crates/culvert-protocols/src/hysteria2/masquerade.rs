@@ -552,12 +552,9 @@ impl Proxy {
             return Ok(());
         };
         let exchange = tokio::time::timeout(UPSTREAM, self.exchange(upstream, request)).await;
-        let (response, _task) = match exchange {
-            Ok(Ok(answered)) => answered,
-            Ok(Err(_)) | Err(_) => {
-                text(stream, Head::new(502), b"", is_head).await?;
-                return Ok(());
-            }
+        let Ok(Ok((response, _task))) = exchange else {
+            text(stream, Head::new(502), b"", is_head).await?;
+            return Ok(());
         };
         let (parts, mut body) = response.into_parts();
         let mut head = Head { status: parts.status.as_u16(), fields: Vec::new() };
