@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{behind_tls, in_tls};
 use crate::Side;
 use crate::run;
-use crate::site::{ALL, Carries, ENDS_TOGETHER, Link, TCP, linked};
+use crate::site::{ALL, Carries, ENDS_TOGETHER, Link, linked};
 
 links! {
     ws: || client("vless", ws()) => || server("vless", ws()), ENDS_TOGETHER;
