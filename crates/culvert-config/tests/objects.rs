@@ -179,3 +179,24 @@ fn ids_that_anybody_would_guess_are_refused() {
         }
     }
 }
+
+#[test]
+fn vision_needs_tls_and_no_transport() {
+    let flow = r#""flow": "xtls-rprx-vision""#;
+    let (tls, ws) = (r#", "tls": {"enabled": true, "insecure": true}"#, r#", "transport": {"type": "ws"}"#);
+    for (beside, words) in [
+        (tls.to_owned(), ""),
+        (String::new(), "needs TLS"),
+        (r#", "tls": {}"#.to_owned(), "needs TLS"),
+        (format!("{tls}{ws}"), "inside a transport"),
+    ] {
+        let path = if words.is_empty() { "" } else { "flow" };
+        let outbound = format!(
+            r#"{{"type": "vless", "server": "a.example", "server_port": 1, "uuid": "x", {flow}{beside}}}"#
+        );
+        expect("outbounds", &outbound, path, words);
+        let path = if words.is_empty() { "" } else { "users[0].flow" };
+        let inbound = format!(r#"{{"type": "vless", "users": [{{"uuid": "x", {flow}}}]{beside}}}"#);
+        expect("inbounds", &inbound, path, words);
+    }
+}

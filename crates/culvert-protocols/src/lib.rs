@@ -52,6 +52,7 @@ mod netstack;
 mod onward;
 pub mod packetaddr;
 mod quic_tls;
+mod random;
 pub mod shadowsocks;
 pub mod socks;
 mod system_proxy;

@@ -1,5 +1,7 @@
 //! User entries of the protocols.
 
+use crate::cx::Cx;
+use crate::json::Node;
 use crate::table::options;
 use crate::value::{Base64, Secret, UserId, Uuid, Word, choices};
 
@@ -82,6 +84,18 @@ choices! {
     pub enum VlessFlow: "flow" {
         /// XTLS Vision: hands TLS 1.3 connections through as they are.
         Vision = "xtls-rprx-vision",
+    }
+}
+
+impl VlessFlow {
+    /// Vision leaves the TLS that carries it, so there must be one, and nothing between.
+    pub(crate) fn check_place(self, has_tls: bool, has_transport: bool, node: &Node, cx: &mut Cx<'_>) {
+        let reason = match self {
+            Self::Vision if has_transport => "cannot be used inside a transport",
+            Self::Vision if !has_tls => "needs TLS",
+            Self::Vision => return,
+        };
+        cx.error(node.place_of("flow"), format!("flow `{}` {reason}", self.name()));
     }
 }
 

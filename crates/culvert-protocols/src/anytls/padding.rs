@@ -8,11 +8,11 @@
 //!
 //! A packet is what the client writes at once: the login is packet 0. A size is that of a record's plaintext.
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use culvert_wire::BufChain;
 use md5::{Digest, Md5};
 
 use super::codec::{Command, HEAD, Head, MAX_DATA};
+use crate::random::below;
 
 /// What is used where nothing else was asked for (sing-anytls 0.0.11).
 pub const DEFAULT: &str = "stop=8\n0=30-30\n1=100-400\n2=400-500,c,500-1000,c,500-1000,c,500-1000,c,500-1000\n\
@@ -129,14 +129,6 @@ fn part(text: &str) -> Option<Part> {
     // The upper bound itself is never drawn, unless both are the same.
     let size = if least == most { least } else { least + below(most - least) };
     (least > 0).then_some(Part::Size(size as usize))
-}
-
-/// A random number below `bound`, which is not 0.
-fn below(bound: u32) -> u32 {
-    let mut bytes = [0; 4];
-    // Without random numbers no TLS connection has come about; a fixed length is then the least of all troubles.
-    let _ = SystemRandom::new().fill(&mut bytes);
-    u32::from_ne_bytes(bytes) % bound
 }
 
 /// A frame of `len` bytes of padding.

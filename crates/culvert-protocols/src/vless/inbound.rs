@@ -18,7 +18,8 @@ use culvert_wire::{BufChain, Target};
 use tokio::io::AsyncWriteExt;
 
 use super::codec::{Command, MAX_REQUEST, RESPONSE, Request};
-use super::users::Users;
+use super::users::{User, Users};
+use super::vision::VisionConn;
 use crate::headed::Headed;
 use crate::mux_cool;
 use crate::onward::Onward;
@@ -37,18 +38,21 @@ impl VlessServer {
         Self { users, onward, udp_timeout }
     }
 
-    /// What the client wants and its name. What follows the request is in `early`.
+    /// What the client wants, and who it is. What follows the request is in `early`.
     async fn accept(
         &self,
         conn: &mut BoxStream,
         early: &mut BufChain,
-    ) -> Result<(Command, Arc<str>), ServeError> {
+    ) -> Result<(Command, &User), ServeError> {
         let request = read_message(conn, early, MAX_REQUEST, Request::decode).await?;
         let user = self.users.find(&request.id).ok_or(ServeError::Denied("unknown user"))?;
         if !user.has_flow(&request.flow) {
             return Err(ServeError::Denied("flow is not the user's"));
         }
-        Ok((request.command, Arc::clone(&user.name)))
+        if user.has_vision() && matches!(request.command, Command::Udp(_)) {
+            return Err(ServeError::Denied("datagrams by a flow that has none"));
+        }
+        Ok((request.command, user))
     }
 
     async fn associate(
@@ -90,8 +94,13 @@ impl StreamServer for VlessServer {
                 return Err(error);
             }
         };
-        session.user = Some(user);
-        let conn = Box::new(Headed::answering(RESPONSE.to_vec(), conn));
+        session.user = Some(Arc::clone(&user.name));
+        let mut conn: BoxStream = Box::new(Headed::answering(RESPONSE.to_vec(), conn));
+        if user.has_vision() {
+            let mut inner = VisionConn::server(conn, user.id);
+            early = inner.take_in(early)?;
+            conn = Box::new(inner);
+        }
         match command {
             Command::Tcp(target) => {
                 session.target = target;

@@ -17,15 +17,17 @@
 //! Datagrams go as XUDP (see [`mux_cool`](crate::mux_cool)) unless the options say `packetaddr` or nothing, which is one
 //! association for each peer.
 //!
-//! Sources: the VLESS page of the Xray documentation, sing-vmess `vless` as sing-box 1.14.4 uses it. Not built yet: the flow
-//! `xtls-rprx-vision`, for which users and requests have their place. Left out on purpose: what only Xray has
-//! (`decryption`, fallbacks, reverse connections).
+//! With the flow `xtls-rprx-vision` the bytes of a connection are among padding at first: see [`vision`].
+//!
+//! Sources: the VLESS page of the Xray documentation, sing-vmess `vless` as sing-box 1.14.4 uses it. Left out on purpose: what
+//! only Xray has (`decryption`, fallbacks, reverse connections).
 
 pub mod codec;
 mod conn;
 mod inbound;
 mod outbound;
 mod users;
+pub mod vision;
 
 #[cfg(test)]
 mod tests;
@@ -54,10 +56,8 @@ pub const PROTOCOL: Protocol = Protocol {
     name: "vless",
     inbound: inbound::<VlessInbound>(),
     outbound: outbound::<VlessOutbound>(),
-    fuzz: &[codec::fuzz_request, codec::fuzz_response],
+    fuzz: &[codec::fuzz_request, codec::fuzz_response, vision::frame::fuzz_frames],
 };
-
-const VISION: &str = "flow `xtls-rprx-vision`";
 
 impl BuildInbound for VlessInbound {
     fn listen(&self) -> Option<&ListenOptions> {
@@ -65,9 +65,6 @@ impl BuildInbound for VlessInbound {
     }
 
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
-        if self.users.iter().any(|user| user.flow.get() == Some(VlessFlow::Vision)) {
-            return Err(cx.not_built(VISION));
-        }
         let listen = listen(&self.listen, false)?;
         let onward = Onward { mux: mux::Server::new(self.multiplex.as_ref())?, uot: true };
         let server = VlessServer::new(Users::new(&self.users), onward, listen.udp_timeout);
@@ -82,9 +79,6 @@ impl BuildOutbound for VlessOutbound {
     }
 
     fn build(&self, cx: OutboundCx) -> Result<Arc<dyn Outbound>, BuildError> {
-        if self.flow.get() == Some(VlessFlow::Vision) {
-            return Err(cx.not_built(VISION));
-        }
         let OutboundCx { tag, dialer, store } = cx;
         let carrier = Carrier::new(dialer, &store, &self.server, self.tls.as_deref(), &self.transport)?;
         let client = Client {
@@ -94,6 +88,7 @@ impl BuildOutbound for VlessOutbound {
             tcp: self.network.tcp(),
             udp: self.network.udp(),
             packet_encoding: self.packet_encoding(),
+            vision: self.flow.get() == Some(VlessFlow::Vision),
         };
         mux::client(Arc::new(client), self.multiplex.as_ref())
     }

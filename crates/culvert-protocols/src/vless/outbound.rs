@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use culvert_config::options::outbound::vmess::PacketEncoding;
+use culvert_core::conn::write_chain;
 use culvert_core::{
     BoxPackets, BoxStream, DialError, Network, Outbound, PacketBatch, PacketConn, Session, Tag,
 };
@@ -12,6 +13,7 @@ use culvert_wire::{BufChain, Room, Target};
 
 use super::codec::{Command, Id, Request};
 use super::conn::Answered;
+use super::vision::{self, VisionConn};
 use crate::carrier::Carrier;
 use crate::handshake::{within_limit, write_error};
 use crate::headed::Headed;
@@ -27,6 +29,8 @@ pub(super) struct Client {
     pub(super) tcp: bool,
     pub(super) udp: bool,
     pub(super) packet_encoding: Option<PacketEncoding>,
+    /// Connections go by the flow `xtls-rprx-vision`.
+    pub(super) vision: bool,
 }
 
 impl Client {
@@ -39,8 +43,18 @@ impl Client {
     ) -> Result<BoxStream, DialError> {
         const PHASE: &str = "vless request";
         let conn = self.carrier.connect(session).await?;
+        let flow = if self.vision { vision::NAME.into() } else { Vec::new() };
         let mut header = Vec::new();
-        Request { id: self.id, flow: Vec::new(), command }.encode(&mut header);
+        Request { id: self.id, flow, command }.encode(&mut header);
+        if self.vision {
+            let conn = Box::new(Answered::new(Box::new(Headed::answering(header, conn))));
+            let mut conn = VisionConn::client(conn, self.id);
+            if !early.is_empty() {
+                let opening = async { write_chain(&mut conn, early).await.map_err(write_error(PHASE)) };
+                within_limit(PHASE, opening).await?;
+            }
+            return Ok(Box::new(conn));
+        }
         let opening = async { Headed::open(header, conn, early).await.map_err(write_error(PHASE)) };
         Ok(Box::new(Answered::new(within_limit(PHASE, opening).await?)))
     }
@@ -66,7 +80,9 @@ impl Outbound for Client {
     async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
         let target = &session.target;
         let none = &mut BufChain::new();
-        match self.packet_encoding {
+        // No server takes datagrams of this flow by another encoding.
+        let encoding = if self.vision { Some(PacketEncoding::Xudp) } else { self.packet_encoding };
+        match encoding {
             Some(PacketEncoding::Xudp) => {
                 let conn = self.open(session, Command::Mux, none).await?;
                 Ok(Box::new(XudpConn::client(conn, target.clone())))

@@ -80,7 +80,7 @@ fn client(world: &World, packet_encoding: Option<PacketEncoding>) -> Client {
     let dialer = dialer(world.upstream(&server()));
     let carrier = Carrier::new(dialer, &store(), &address, None, &Transport::default()).unwrap();
     let tag = Tag::new("vless", "out");
-    Client { tag, carrier, id: Id(ID), tcp: true, udp: true, packet_encoding }
+    Client { tag, carrier, id: Id(ID), tcp: true, udp: true, packet_encoding, vision: false }
 }
 
 #[test]
@@ -171,22 +171,6 @@ fn users_are_found_by_all_of_their_id() {
         assert_eq!(name(&other), None, "byte {at}");
     }
     assert_eq!(format!("{users:?}"), "Users(3)");
-}
-
-#[test]
-fn vision_is_told_to_be_missing() {
-    let options = load(
-        r#""users": [{"uuid": "x", "flow": "xtls-rprx-vision"}]"#,
-        r#""uuid": "x", "flow": "xtls-rprx-vision""#,
-    );
-    let inbound = options.inbounds[0].of::<VlessInbound>().unwrap();
-    let error = inbound.build(InboundCx { tag: Tag::new("vless", "in") }).err().unwrap();
-    assert_eq!(error.to_string(), "flow `xtls-rprx-vision` for inbound/vless is not built yet");
-    let outbound = options.outbounds[0].of::<VlessOutbound>().unwrap();
-    let dialer = dialer(World::new().upstream(&server()));
-    let error =
-        outbound.build(OutboundCx { tag: Tag::new("vless", "out"), dialer, store: store() }).err().unwrap();
-    assert_eq!(error.to_string(), "flow `xtls-rprx-vision` for outbound/vless is not built yet");
 }
 
 #[tokio::test]

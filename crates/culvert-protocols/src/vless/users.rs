@@ -19,7 +19,7 @@ pub(super) struct Users {
 
 /// One of them.
 pub(super) struct User {
-    id: Id,
+    pub(super) id: Id,
     /// The name that rules and logs use.
     pub(super) name: Arc<str>,
     flow: Option<VlessFlow>,
@@ -29,6 +29,11 @@ impl User {
     /// Whether this is the flow that the user must ask for.
     pub(super) fn has_flow(&self, flow: &[u8]) -> bool {
         flow == self.flow.map_or("", VlessFlow::name).as_bytes()
+    }
+
+    /// Whether its connections go by Vision.
+    pub(super) fn has_vision(&self) -> bool {
+        self.flow == Some(VlessFlow::Vision)
     }
 }
 

@@ -15,6 +15,7 @@
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
 //! | [`tun`]     | a TUN device in a network namespace of its own                                        |
 //! | [`wireguard`] | WireGuard with sing-box and with wireguard-go |
+//! | [`vision`]  | VLESS's flow with TLS connections inside                                              |
 //! | [`acme`]    | certificates from an authority                                                        |
 //! | [`program`] | the command line, signals, start and reload                                           |
 //!
@@ -38,6 +39,7 @@ mod trojan_gfw;
 mod tun;
 mod v2ray;
 mod wireguard;
+mod vision;
 
 use culvert_testkit::peer::Program;
 

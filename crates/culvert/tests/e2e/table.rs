@@ -154,14 +154,14 @@ light_links! {
 static CERTIFICATE: LazyLock<Certificate> = LazyLock::new(|| Certificate::for_name("site.test"));
 
 /// `outbound` inside TLS.
-fn in_tls(mut outbound: Value) -> Value {
+pub(crate) fn in_tls(mut outbound: Value) -> Value {
     outbound["tls"] =
         json!({ "enabled": true, "server_name": "site.test", "certificate": [CERTIFICATE.certificate] });
     outbound
 }
 
 /// `inbound` inside TLS.
-fn behind_tls(mut inbound: Value) -> Value {
+pub(crate) fn behind_tls(mut inbound: Value) -> Value {
     inbound["tls"] =
         json!({ "enabled": true, "certificate": [CERTIFICATE.certificate], "key": [CERTIFICATE.key] });
     inbound

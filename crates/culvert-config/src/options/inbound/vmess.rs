@@ -81,6 +81,10 @@ impl VlessInbound {
         for (user, item) in self.users.iter().zip(items) {
             user.uuid.check("uuid", item, cx);
             user.flow.check_leniently("flow", item, cx);
+            if let Some(flow) = user.flow.get() {
+                let has_tls = self.tls.as_ref().is_some_and(|tls| tls.enabled);
+                flow.check_place(has_tls, self.transport.0.is_some(), item, cx);
+            }
         }
     }
 }

@@ -129,6 +129,10 @@ impl VlessOutbound {
         check_carrier(self.tls.as_deref(), &self.transport, &self.server, node, cx);
         self.uuid.check("uuid", node, cx);
         self.flow.check("flow", node, cx);
+        if let Some(flow) = self.flow.get() {
+            let has_tls = self.tls.as_ref().is_some_and(|tls| tls.enabled);
+            flow.check_place(has_tls, self.transport.0.is_some(), node, cx);
+        }
         if let Some(encoding) = &self.packet_encoding {
             encoding.check("packet_encoding", node, cx);
         }

@@ -2,7 +2,7 @@
 
 use super::{behind_tls, in_tls};
 use crate::proxy::Proxy;
-use crate::site::{ALL, Carries, Link, linked};
+use crate::site::{ALL, Carries, ENDS_TOGETHER, Link, linked};
 use crate::{Side, run};
 use culvert_testkit::{Result, ensure};
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ const ID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
 links! {
     vless: client => server, ALL;
     vless_tls: || in_tls(client()) => || behind_tls(server()), ALL;
+    vless_vision: || in_tls(with(client(), "flow", VISION)) => || behind_tls(with_flow(server())), VISION_CARRIES;
 }
 
 light_links! {
@@ -25,12 +26,24 @@ light_links! {
 /// packetaddr has no names, and without an encoding sing-box's client has no answers from one.
 const NO_NAMES: Carries = Carries { names: false, ..ALL };
 
+const VISION: &str = "xtls-rprx-vision";
+
+/// What sing-box ends in one direction by this flow it ends in both.
+const VISION_CARRIES: Carries = Carries { resets: false, ..ENDS_TOGETHER };
+
 fn client() -> Value {
     json!({ "type": "vless", "uuid": ID })
 }
 
 fn server() -> Value {
     json!({ "type": "vless", "users": [{ "name": "bob", "uuid": "another" }, { "name": "alice", "uuid": ID }] })
+}
+
+fn with_flow(mut server: Value) -> Value {
+    for user in server["users"].as_array_mut().into_iter().flatten() {
+        user["flow"] = VISION.into();
+    }
+    server
 }
 
 fn words() -> Value {
