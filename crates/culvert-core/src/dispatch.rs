@@ -242,6 +242,27 @@ impl Dispatch {
         flow.set_task(task.abort_handle());
     }
 
+    /// Relays a client with a stream that is there already, whatever the rules say; `why` stands in their place. Returns at
+    /// once.
+    pub fn join(&self, session: Session, why: &str, client: BoxStream, upstream: BoxStream, early: BufChain) {
+        if self.shared.flows.is_closing() {
+            return;
+        }
+        debug!(
+            conn = session.id.get(),
+            "inbound/{}: {} is with {}: {why}", session.inbound, session.source, session.target
+        );
+        let ticket = self.shared.flows.open(session);
+        let flow = Arc::clone(ticket.flow());
+        flow.set_way(Way { rule: why.into(), chain: Vec::new() });
+        flow.set_idle_limit(timeouts::STREAM_IDLE);
+        let task = tokio::spawn(async move {
+            let end = relay::stream::Relay::new(client, upstream, early, ticket.flow()).await;
+            ticket.flow().note_end(end);
+        });
+        flow.set_task(task.abort_handle());
+    }
+
     /// Runs `server` for one client, in a task of its own and with a place in the table of handshakes. Returns at once.
     ///
     /// A server may serve for as long as the connection lasts, where that carries many; it gives the place up before.

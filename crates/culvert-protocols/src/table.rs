@@ -111,10 +111,15 @@ pub struct BuiltEndpoint {
 }
 
 /// What an inbound is given besides its options.
-pub struct InboundCx {
+pub struct InboundCx<'a> {
     /// Its type and tag.
     pub tag: Tag,
+    /// Makes the dialers of those that dial by themselves.
+    pub dialer: MakeDialer<'a>,
 }
+
+/// Makes a dialer of dial fields, with what the configuration says around them.
+pub type MakeDialer<'a> = &'a (dyn Fn(&DialOptions) -> Result<Dialer, BuildError> + 'a);
 
 /// What an outbound is given besides its options.
 pub struct OutboundCx {
@@ -153,7 +158,7 @@ pub enum BuildError {
     },
 }
 
-impl InboundCx {
+impl InboundCx<'_> {
     /// The error for an option without an engine.
     pub(crate) fn not_built(&self, option: &str) -> BuildError {
         BuildError::NotBuilt { feature: format!("{option} for inbound/{}", self.tag.kind) }
@@ -245,7 +250,7 @@ mod tests {
 
     #[test]
     fn options_without_an_engine_are_named() {
-        let cx = || InboundCx { tag: Tag::new("mixed", "in") };
+        let cx = || InboundCx { tag: Tag::new("mixed", "in"), dialer: &crate::testing::no_dialer };
         let mut tls =
             Box::new(InboundTls { enabled: true, insecure: true, kernel_tx: true, ..InboundTls::default() });
         let options =

@@ -115,6 +115,11 @@ pub(crate) fn dialer(upstream: Arc<dyn Outbound>) -> Dialer {
     Dialer { detour: Some(upstream), ..Dialer::new(Arc::new(NoNames)) }
 }
 
+/// For inbounds that dial nobody.
+pub(crate) fn no_dialer(_: &culvert_config::options::dial::DialOptions) -> Result<Dialer, crate::BuildError> {
+    Ok(Dialer::new(Arc::new(NoNames)))
+}
+
 /// Whom to trust: nobody.
 pub(crate) fn store() -> Arc<culvert_tls::Store> {
     let settings =

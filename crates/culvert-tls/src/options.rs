@@ -8,13 +8,16 @@ use culvert_config::options::certificate_provider::{CertificateProviderReference
 use culvert_config::options::tls;
 use culvert_config::options::tls::inbound::ClientAuthentication as Asked;
 use culvert_config::options::tls::outbound::Fingerprint as Name;
+use culvert_config::options::tls::inbound::InboundReality;
 use culvert_config::options::tls::{InboundTls, OutboundTls, TlsVersion};
-use culvert_config::value::{Base64, List, Pem, PemSection, Word};
+use culvert_config::value::{Base64, List, Pem, PemSection, ShortId, Word};
+use zeroize::Zeroizing;
 
 use crate::browser::Fingerprint;
 use crate::error::SettingsError;
 use crate::identity::CertificateSource;
 use crate::reality::RealityClient;
+use crate::reality::server::{Policy, RealityAcceptor};
 use crate::settings::{
     ClientAuthentication, ClientSettings, Curve, Ech, Fragment, Identity, KeyPairSource, Parameters,
     ServerSettings, Source, StoreBase, StoreSettings, Trust, Version,
@@ -136,6 +139,21 @@ pub fn server(options: &InboundTls) -> Result<ServerSettings, SettingsError> {
         clients: client_authentication(options)?,
         handshake_timeout: options.handshake_timeout.get(),
     })
+}
+
+/// What `reality` says to the server of an inbound with these options.
+///
+/// # Errors
+/// Its key is none.
+pub fn reality_server(
+    options: &InboundTls,
+    reality: &InboundReality,
+) -> Result<RealityAcceptor, SettingsError> {
+    let missing = || SettingsError::invalid("reality.private_key", "it is not a key of X25519");
+    let key = Zeroizing::new(reality.private_key.bytes().ok_or_else(missing)?);
+    let short_ids = reality.short_id.iter().filter_map(ShortId::bytes).collect();
+    let apart = reality.max_time_difference.get();
+    RealityAcceptor::new(Policy::new(&key, options.server_name.clone(), short_ids, apart)?)
 }
 
 /// The reference to put into `certificate_provider` in place of one that names or describes the source, so that

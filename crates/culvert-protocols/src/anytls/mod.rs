@@ -59,7 +59,7 @@ impl BuildInbound for AnyTlsInbound {
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
         let listen = listen(&self.listen, false)?;
         let server = Arc::new(AnyTlsServer::new(self, listen.udp_timeout)?);
-        let server = secured(self.tls.as_deref(), &[], server)?;
+        let server = secured(cx.dialer, self.tls.as_deref(), &[], server)?;
         Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, server)))
     }
 }

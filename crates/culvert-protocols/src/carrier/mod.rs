@@ -18,6 +18,7 @@ mod head;
 mod http;
 mod httpupgrade;
 mod path;
+mod reality;
 #[cfg(test)]
 mod testing;
 mod tls;
@@ -36,6 +37,7 @@ use culvert_wire::Target;
 use self::tls::Securing;
 pub(crate) use self::tls::secured;
 use crate::fields::server::server;
+use crate::table::MakeDialer;
 use crate::{BuildError, Protocol};
 
 /// The table's line, which is there for what reads bytes only: transports are options of protocols.
@@ -107,12 +109,13 @@ impl Lower {
 
 /// The server of a protocol behind the layers that the options ask for: TLS outermost, then the transport.
 pub(crate) fn serve(
+    dialer: MakeDialer<'_>,
     tls: Option<&InboundTls>,
     transport: &Transport,
     protocol: Arc<dyn StreamServer>,
 ) -> Result<Arc<dyn StreamServer>, BuildError> {
-    let Some(kind) = &transport.0 else { return secured(tls, &[], protocol) };
-    secured(tls, server_alpn(kind), server_transport(kind, protocol)?)
+    let Some(kind) = &transport.0 else { return secured(dialer, tls, &[], protocol) };
+    secured(dialer, tls, server_alpn(kind), server_transport(kind, protocol)?)
 }
 
 /// What a client of the transport offers by ALPN where the options offer nothing.

@@ -45,7 +45,7 @@ impl StreamServer for Catcher {
 /// A server of a transport, and what comes through it.
 pub(super) fn server(kind: TransportKind) -> (Arc<dyn StreamServer>, mpsc::UnboundedReceiver<Caught>) {
     let (sender, caught) = mpsc::unbounded_channel();
-    (serve(None, &Typed(Some(kind)), Arc::new(Catcher(sender))).unwrap(), caught)
+    (serve(&crate::testing::no_dialer, None, &Typed(Some(kind)), Arc::new(Catcher(sender))).unwrap(), caught)
 }
 
 /// A client of a transport whose connections go to `server`.

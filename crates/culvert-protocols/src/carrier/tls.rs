@@ -12,7 +12,9 @@ use culvert_core::{
 use culvert_tls::{Acceptor, Connector, Facts, SettingsError, Store, TlsConn, TlsFault, options};
 use culvert_wire::{Domain, Host};
 
+use super::reality;
 use crate::BuildError;
+use crate::table::MakeDialer;
 
 /// The client's side: a connector, and where its ECH configurations come from.
 pub(super) struct Securing {
@@ -117,11 +119,15 @@ fn unusable(error: SettingsError) -> DialError {
 
 /// `server` behind TLS, if the options ask for it. `alpn` is taken where they name nothing.
 pub(crate) fn secured(
+    dialer: MakeDialer<'_>,
     options: Option<&InboundTls>,
     alpn: &[&str],
     server: Arc<dyn StreamServer>,
 ) -> Result<Arc<dyn StreamServer>, BuildError> {
     let Some(options) = options.filter(|options| options.enabled) else { return Ok(server) };
+    if let Some(reality) = options.reality.as_deref().filter(|reality| reality.enabled) {
+        return reality::secured(dialer, options, reality, server);
+    }
     let mut settings = options::server(options)?;
     or_default(&mut settings.parameters.alpn, alpn);
     Ok(Arc::new(Secured { acceptor: Acceptor::new(&settings)?, server }))

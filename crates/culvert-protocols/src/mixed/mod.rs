@@ -42,7 +42,7 @@ impl BuildInbound for MixedInbound {
             cx.tag,
             listen.address,
             listen.tcp,
-            secured(self.tls.as_deref(), &[], Arc::new(server))?,
+            secured(cx.dialer, self.tls.as_deref(), &[], Arc::new(server))?,
         );
         if self.set_system_proxy {
             return Ok(Arc::new(SystemProxy::new(inbound, true)));

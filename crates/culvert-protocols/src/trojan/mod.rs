@@ -63,7 +63,7 @@ impl BuildInbound for TrojanInbound {
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
         let listen = listen(&self.listen, false)?;
         let server = Arc::new(TrojanServer::new(self, listen.udp_timeout)?);
-        let server = carrier::serve(self.tls.as_deref(), &self.transport, server)?;
+        let server = carrier::serve(cx.dialer, self.tls.as_deref(), &self.transport, server)?;
         Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, server)))
     }
 }

@@ -68,7 +68,7 @@ impl BuildInbound for VlessInbound {
         let listen = listen(&self.listen, false)?;
         let onward = Onward { mux: mux::Server::new(self.multiplex.as_ref())?, uot: true };
         let server = VlessServer::new(Users::new(&self.users), onward, listen.udp_timeout);
-        let server = carrier::serve(self.tls.as_deref(), &self.transport, Arc::new(server))?;
+        let server = carrier::serve(cx.dialer, self.tls.as_deref(), &self.transport, Arc::new(server))?;
         Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, server)))
     }
 }

@@ -19,6 +19,7 @@
 
 mod auth;
 mod proof;
+pub mod server;
 #[cfg(test)]
 mod tests;
 mod visit;

@@ -5,9 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use culvert_config::Options;
+use culvert_config::options::dial::DialOptions;
 use culvert_config::options::http_client::{HttpClientOptions, HttpClientReference};
-use culvert_core::{Chain, Tag};
+use culvert_core::{Chain, Dialer, Tag};
 use culvert_http::Client;
+use culvert_protocols::BuildError;
 use culvert_protocols::fields::dial::dialer;
 
 use super::{BuildErrors, with_defaults};
@@ -19,6 +21,19 @@ pub(super) struct Base {
     pub(super) outbounds: HashMap<String, Member>,
     pub(super) names: Names,
     pub(super) store: Arc<culvert_tls::Store>,
+}
+
+impl Base {
+    /// The dialer that these dial fields describe.
+    pub(super) fn dialer(&self, dial: &DialOptions, options: &Options) -> Result<Dialer, BuildError> {
+        let dial = with_defaults(dial.clone(), &options.route, &options.network_namespaces);
+        let missing =
+            |tag: &str| BuildError::Invalid { option: "detour", reason: format!("`{tag}` does not exist") };
+        let find = |tag: &str| self.outbounds.get(tag).map(Member::outbound).ok_or_else(|| missing(tag));
+        let detour = dial.detour.get().map(find).transpose()?;
+        let resolver = self.names.resolver(dial.domain_resolver.as_ref());
+        dialer(&dial, false, resolver, detour)
+    }
 }
 
 /// Builds clients as they are asked for, those with a tag once.
@@ -70,24 +85,11 @@ impl<'a> HttpClients<'a> {
         place: &str,
         errors: &mut BuildErrors,
     ) -> Option<Client> {
-        let Base { outbounds, names, store } = self.base;
-        let dial = with_defaults(options.dial.clone(), &self.options.route, &self.options.network_namespaces);
-        let detour = match dial.detour.get() {
-            None => None,
-            Some(tag) => match outbounds.get(tag) {
-                Some(member) => Some(member.outbound()),
-                None => {
-                    errors.invalid(place, format!("detour `{tag}` does not exist"));
-                    return None;
-                }
-            },
-        };
         let settings = culvert_http::options::settings(options);
         let settings = settings.map_err(|error| errors.invalid(place, Chain(&error))).ok()?;
-        let resolver = names.resolver(dial.domain_resolver.as_ref());
-        let dialer = dialer(&dial, false, resolver, detour);
+        let dialer = self.base.dialer(&options.dial, self.options);
         let dialer = dialer.map_err(|error| errors.invalid(place, error)).ok()?;
-        let client = Client::new(Tag::new("http-client", tag), settings, dialer, store);
+        let client = Client::new(Tag::new("http-client", tag), settings, dialer, &self.base.store);
         client.map_err(|error| errors.invalid(place, Chain(&error))).ok()
     }
 }

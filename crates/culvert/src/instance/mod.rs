@@ -17,10 +17,12 @@ use std::time::Duration;
 
 use culvert_acme::Provider;
 use culvert_config::Options;
+use culvert_config::options::dial::DialOptions;
 use culvert_config::options::inbound::InboundKind;
 use culvert_config::value::Mark;
 use culvert_core::handshake::{Handshakes, Limits};
 use culvert_core::{Dispatch, Flows, Inbound, StartError, Tag};
+use culvert_protocols::BuildError;
 use culvert_protocols::table::{InboundCx, Protocol};
 use thiserror::Error;
 use tokio::task::JoinSet;
@@ -77,7 +79,8 @@ impl Instance {
         let parts = Parts::build(options, &mut errors);
         let mut certificates =
             parts.as_ref().map(|parts| Certificates::new(options, &parts.base, &mut errors));
-        let inbounds = build_inbounds(options, certificates.as_mut(), &mut errors);
+        let base = parts.as_ref().map(|parts| &parts.base);
+        let inbounds = build_inbounds(options, base, certificates.as_mut(), &mut errors);
         let certificates = certificates.map(Certificates::into_providers).unwrap_or_default();
         let Some(Parts { router, groups, rule_sets, dns, flows, endpoints, base: _ }) = parts else {
             return Err(errors);
@@ -238,10 +241,16 @@ fn connections(open_files: u64) -> usize {
 
 fn build_inbounds(
     options: &Options,
+    base: Option<&Base>,
     mut certificates: Option<&mut Certificates<'_>>,
     errors: &mut BuildErrors,
 ) -> Vec<BuiltInbound> {
     let mut built = Vec::new();
+    let dialer = |dial: &DialOptions| match base {
+        Some(base) => base.dialer(dial, options),
+        // What is wrong with the outbounds is told elsewhere.
+        None => Err(BuildError::Invalid { option: "detour", reason: "there are no outbounds".to_owned() }),
+    };
     for (index, one) in options.inbounds.iter().enumerate() {
         let kind = one.kind.name();
         let place = format!("inbounds[{index}] \"{}\"", one.tag);
@@ -249,7 +258,7 @@ fn build_inbounds(
             errors.not_built(format!("inbound type `{kind}` ({place})"));
             continue;
         };
-        let cx = InboundCx { tag: Tag::new(kind, one.tag.as_str()) };
+        let cx = InboundCx { tag: Tag::new(kind, one.tag.as_str()), dialer: &dialer };
         let mut options_here = one.kind.clone();
         namespaces::resolve_inbound(&mut options_here, &options.network_namespaces);
         if let Some(certificates) = &mut certificates

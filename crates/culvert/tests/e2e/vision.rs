@@ -139,7 +139,7 @@ async fn exchange(
             ensure!(count > 0, "it ends after {} of {length} bytes", verifier.position());
             verifier.feed(&bytes[..count])?;
         }
-        Result::Ok(())
+        Result::<()>::Ok(())
     };
     let (said, heard) = tokio::join!(saying, hearing);
     heard?;

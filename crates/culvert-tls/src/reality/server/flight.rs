@@ -1,0 +1,157 @@
+//! Our own flight, in the shape of the target's.
+//!
+//! ```text
+//! certificate (178 bytes)   Ed25519 key of this process; where a signature belongs: HMAC-SHA512(auth key, that key)
+//! ```
+//!
+//! Nothing else in it means anything, and clients look at nothing else.
+
+use aws_lc_rs::agreement::{self, PrivateKey, UnparsedPublicKey};
+use aws_lc_rs::hmac;
+use aws_lc_rs::kem::{EncapsulationKey, ML_KEM_768};
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
+use culvert_wire::BufChain;
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+use super::auth::AuthKey;
+use super::hello::{ClientHello, ENCAPSULATION_KEY};
+use super::mirror::{CIPHERTEXT, Group, Lengths, Plan};
+use super::schedule::{Schedule, Secrets};
+use crate::record::{ContentType, HEADER, Opener, Sealer, Secret};
+
+const CHANGE_CIPHER_SPEC: [u8; 6] = [20, 3, 3, 0, 1, 1];
+const ENCRYPTED_EXTENSIONS: [u8; 6] = [8, 0, 0, 2, 0, 0];
+const CERTIFICATE: u8 = 11;
+const CERTIFICATE_VERIFY: u8 = 15;
+const FINISHED: u8 = 20;
+const ED25519: [u8; 2] = [8, 7];
+
+/// The certificate in DER before its public key: no names, a moment in the first year, Ed25519.
+const BEFORE_KEY: [u8; 72] = *b"\x30\x81\xaf\x30\x63\xa0\x03\x02\x01\x02\x02\x01\x00\x30\x05\x06\x03\x2b\x65\x70\x30\x00\
+    \x30\x22\x18\x0f00010101000000Z\x18\x0f00010101000000Z\x30\x00\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00";
+/// Between the key and the signature.
+const BEFORE_SIGNATURE: [u8; 10] = *b"\x30\x05\x06\x03\x2b\x65\x70\x03\x41\x00";
+
+/// What is sent, and what the rest of the connection needs.
+pub(super) struct Flight {
+    pub(super) bytes: BufChain,
+    /// Opens what the client sends of its handshake.
+    pub(super) handshake_opener: Opener,
+    /// Tells it what is wrong with that.
+    pub(super) sealer: Sealer,
+    pub(super) opener: Opener,
+    /// The client's `Finished` message.
+    pub(super) finished: Vec<u8>,
+}
+
+/// The certificate with which this process answers a client.
+pub(super) fn certificate(pair: &Ed25519KeyPair, key: &AuthKey) -> Vec<u8> {
+    let public = pair.public_key().as_ref();
+    let bound = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA512, &**key), public);
+    [&BEFORE_KEY, public, &BEFORE_SIGNATURE, bound.as_ref()].concat()
+}
+
+/// Makes the flight. `None` if the target's records are too short for it, or its group was not the client's.
+pub(super) fn make(hello: &ClientHello, key: &AuthKey, plan: &Plan, pair: &Ed25519KeyPair) -> Option<Flight> {
+    let (share, shared) = exchange(hello, plan.group)?;
+    let mut server_hello = plan.server_hello.clone();
+    server_hello[plan.share..plan.share + share.len()].copy_from_slice(&share);
+
+    let mut schedule = Schedule::new(plan.cipher);
+    schedule.add(&hello.message);
+    schedule.add(&server_hello[HEADER..]);
+    let secrets = schedule.handshake(&shared);
+    let mut sealer = Sealer::new(Secret::Tls13(schedule.traffic_secret(&secrets.server)), 0)?;
+
+    let messages = messages(&mut schedule, &secrets, &certificate(pair, key), pair);
+    let mut bytes = BufChain::copied(&server_hello);
+    bytes.append_copy(&CHANGE_CIPHER_SPEC);
+    let mut seal = |message: &[u8], len| {
+        let record = sealer.seal_padded(ContentType::Handshake, message, len).ok()??;
+        bytes.push_back(record);
+        Some(())
+    };
+    match &plan.lengths {
+        Lengths::Merged(len) => seal(&messages.concat(), *len)?,
+        Lengths::Separate(lengths) => {
+            messages.iter().zip(lengths).try_for_each(|(message, len)| seal(message, *len))?;
+        }
+    }
+
+    let application = schedule.application(&secrets);
+    let mut sealer = Sealer::new(Secret::Tls13(schedule.traffic_secret(&application.server)), 0)?;
+    if let Some(len) = plan.extra {
+        bytes.push_back(sealer.seal_padded(ContentType::Data, &[], len).ok()??);
+    }
+    let opener = Opener::new(Secret::Tls13(schedule.traffic_secret(&application.client)), 0)?;
+    let handshake_opener = Opener::new(Secret::Tls13(schedule.traffic_secret(&secrets.client)), 0)?;
+    let finished = message(FINISHED, &schedule.finished(&secrets.client));
+    Some(Flight { bytes, handshake_opener, sealer, opener, finished })
+}
+
+/// Whether the client has said what it must.
+pub(super) fn is_finished(flight: &Flight, said: &[u8]) -> bool {
+    flight.finished.ct_eq(said).into()
+}
+
+/// The four messages, each in the transcript before the next is made.
+fn messages(
+    schedule: &mut Schedule,
+    secrets: &Secrets,
+    certificate: &[u8],
+    pair: &Ed25519KeyPair,
+) -> [Vec<u8>; 4] {
+    let extensions = ENCRYPTED_EXTENSIONS.to_vec();
+    schedule.add(&extensions);
+
+    let entry = certificate.len() + 3 + 2;
+    let mut body = vec![0];
+    body.extend(&(entry as u32).to_be_bytes()[1..]);
+    body.extend(&(certificate.len() as u32).to_be_bytes()[1..]);
+    body.extend(certificate);
+    body.extend([0, 0]);
+    let certificate = message(CERTIFICATE, &body);
+    schedule.add(&certificate);
+
+    let mut signed = vec![b' '; 64];
+    signed.extend(b"TLS 1.3, server CertificateVerify\0");
+    signed.extend(schedule.transcript().as_ref());
+    let signature = pair.sign(&signed);
+    let signature = signature.as_ref();
+    let len = (signature.len() as u16).to_be_bytes();
+    let verify = message(CERTIFICATE_VERIFY, &[&ED25519, &len[..], signature].concat());
+    schedule.add(&verify);
+
+    let finished = message(FINISHED, &schedule.finished(&secrets.server));
+    schedule.add(&finished);
+    [extensions, certificate, verify, finished]
+}
+
+fn message(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut message = vec![kind];
+    message.extend(&(body.len() as u32).to_be_bytes()[1..]);
+    message.extend(body);
+    message
+}
+
+/// Our share of the exchange, and what is shared.
+fn exchange(hello: &ClientHello, group: Group) -> Option<(Vec<u8>, Zeroizing<Vec<u8>>)> {
+    let ours = PrivateKey::generate(&agreement::X25519).ok()?;
+    let public = ours.compute_public_key().ok()?;
+    let agree = |theirs: &[u8], before: &[u8]| {
+        let theirs = UnparsedPublicKey::new(&agreement::X25519, theirs);
+        agreement::agree(&ours, theirs, (), |shared| Ok(Zeroizing::new([before, shared].concat()))).ok()
+    };
+    match group {
+        Group::X25519 => Some((public.as_ref().to_vec(), agree(&hello.x25519?, &[])?)),
+        Group::X25519MlKem768 => {
+            let (encapsulation, theirs) = hello.hybrid.as_ref()?.split_at(ENCAPSULATION_KEY);
+            let (ciphertext, secret) =
+                EncapsulationKey::new(&ML_KEM_768, encapsulation).ok()?.encapsulate().ok()?;
+            debug_assert_eq!(ciphertext.as_ref().len(), CIPHERTEXT);
+            let shared = agree(theirs, secret.as_ref())?;
+            Some(([ciphertext.as_ref(), public.as_ref()].concat(), shared))
+        }
+    }
+}

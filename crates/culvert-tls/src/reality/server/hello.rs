@@ -1,0 +1,189 @@
+//! The ClientHello that a server of REALITY reads by itself.
+
+use culvert_wire::{DecodeError, Reader};
+
+use crate::record::HEADER;
+
+/// Longest message that is waited for; browsers stay below 2 KiB.
+const MAX_MESSAGE: usize = 16 << 10;
+/// Most bytes in which it may come: records can be as short as one byte.
+pub const MAX_BYTES: usize = MAX_MESSAGE + MAX_MESSAGE / 8 * HEADER;
+
+const HANDSHAKE: u8 = 22;
+const CLIENT_HELLO: u8 = 1;
+const SERVER_NAME: u16 = 0;
+const SUPPORTED_VERSIONS: u16 = 43;
+const KEY_SHARE: u16 = 51;
+const TLS_13: u16 = 0x0304;
+
+/// X25519.
+pub const X25519: u16 = 0x001d;
+/// X25519 behind ML-KEM-768.
+pub const X25519_ML_KEM_768: u16 = 0x11ec;
+/// Bytes of an X25519 key.
+pub const KEY: usize = 32;
+/// Bytes of an ML-KEM-768 encapsulation key.
+pub const ENCAPSULATION_KEY: usize = 1184;
+
+/// Where the session id stands in the message, which has 32 bytes.
+pub const SESSION_ID: std::ops::Range<usize> = 39..71;
+
+/// What a hello says, as far as it matters here.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ClientHello {
+    /// The message with its head, as it goes into the transcript.
+    pub message: Vec<u8>,
+    /// Bytes of the stream behind which it ends.
+    pub end: usize,
+    /// The random.
+    pub random: [u8; 32],
+    /// Whether the session id has 32 bytes.
+    pub has_session_id: bool,
+    /// Whether TLS 1.3 is among the versions.
+    pub offers_tls13: bool,
+    /// The name that is asked for.
+    pub server_name: Option<String>,
+    /// The X25519 share.
+    pub x25519: Option<[u8; KEY]>,
+    /// The X25519MLKEM768 share: encapsulation key, then X25519 key.
+    pub hybrid: Option<Vec<u8>>,
+}
+
+impl ClientHello {
+    /// Reads the hello at the front of a stream. It may go over several records, but nothing may be behind it in the last one.
+    ///
+    /// # Errors
+    /// [`DecodeError::Incomplete`], or it is none that a browser sends.
+    pub fn decode(stream: &[u8]) -> Result<Self, DecodeError> {
+        let mut message = Vec::new();
+        let mut r = Reader::new(stream);
+        loop {
+            let kind = r.u8()?;
+            if kind != HANDSHAKE {
+                return Err(DecodeError::Invalid("record type"));
+            }
+            r.expect(&[3], "record version")?;
+            r.u8()?;
+            let len = usize::from(r.u16()?);
+            if len == 0 || len > (1 << 14) {
+                return Err(DecodeError::Invalid("record length"));
+            }
+            let (part, cut) = match r.take(len) {
+                Ok(part) => (part, false),
+                Err(_) => (r.rest(), true),
+            };
+            message.extend_from_slice(part);
+            match *message {
+                [kind, ..] if kind != CLIENT_HELLO => return Err(DecodeError::Invalid("message type")),
+                [_, high, middle, low, ..] => {
+                    let len = 4 + u32::from_be_bytes([0, high, middle, low]) as usize;
+                    if len > MAX_MESSAGE || message.len() > len {
+                        return Err(DecodeError::Invalid("message length"));
+                    }
+                    if message.len() == len && !cut {
+                        return Self::parse(message, r.position()).map_err(|error| match error {
+                            DecodeError::Incomplete => DecodeError::Invalid("message"),
+                            other @ DecodeError::Invalid(_) => other,
+                        });
+                    }
+                }
+                _ => {}
+            }
+            if cut {
+                return Err(DecodeError::Incomplete);
+            }
+        }
+    }
+
+    fn parse(message: Vec<u8>, end: usize) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(&message);
+        r.take(4)?;
+        r.expect(&[3, 3], "legacy version")?;
+        let random = r.array()?;
+        let session_id = r.u8()?;
+        r.take(session_id.into())?;
+        let suites = r.u16()?;
+        r.take(suites.into())?;
+        let compression = r.u8()?;
+        r.take(compression.into())?;
+        let len = r.u16()?;
+        let mut extensions = Reader::new(r.take(len.into())?);
+        if !r.rest().is_empty() {
+            return Err(DecodeError::Invalid("bytes behind the extensions"));
+        }
+        let mut hello = Self {
+            message: Vec::new(),
+            end,
+            random,
+            has_session_id: usize::from(session_id) == SESSION_ID.len(),
+            offers_tls13: false,
+            server_name: None,
+            x25519: None,
+            hybrid: None,
+        };
+        while !extensions.rest().is_empty() {
+            let kind = extensions.u16()?;
+            let len = extensions.u16()?;
+            let mut body = Reader::new(extensions.take(len.into())?);
+            match kind {
+                SERVER_NAME => hello.server_name = server_name(&mut body)?,
+                SUPPORTED_VERSIONS => hello.offers_tls13 = offers_tls13(&mut body)?,
+                KEY_SHARE => hello.key_shares(&mut body)?,
+                _ => {}
+            }
+        }
+        hello.message = message;
+        Ok(hello)
+    }
+
+    /// Of shares of one group the first that is well-formed counts.
+    fn key_shares(&mut self, body: &mut Reader<'_>) -> Result<(), DecodeError> {
+        let len = body.u16()?;
+        let mut shares = Reader::new(body.take(len.into())?);
+        while !shares.rest().is_empty() {
+            let group = shares.u16()?;
+            let len = shares.u16()?;
+            let share = shares.take(len.into())?;
+            match group {
+                X25519 if self.x25519.is_none() => self.x25519 = share.try_into().ok(),
+                X25519_ML_KEM_768 if self.hybrid.is_none() && share.len() == ENCAPSULATION_KEY + KEY => {
+                    self.hybrid = Some(share.to_vec());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The key with which the client has made its proof.
+    #[must_use]
+    pub fn proof_key(&self) -> Option<[u8; KEY]> {
+        let half = || self.hybrid.as_ref()?[ENCAPSULATION_KEY..].try_into().ok();
+        self.x25519.or_else(half)
+    }
+}
+
+fn server_name(body: &mut Reader<'_>) -> Result<Option<String>, DecodeError> {
+    let len = body.u16()?;
+    let mut list = Reader::new(body.take(len.into())?);
+    list.expect(&[0], "name type")?;
+    let len = list.u16()?;
+    Ok(String::from_utf8(list.take(len.into())?.to_vec()).ok())
+}
+
+fn offers_tls13(body: &mut Reader<'_>) -> Result<bool, DecodeError> {
+    let len = body.u8()?;
+    let list = body.take(len.into())?;
+    Ok(list.chunks_exact(2).any(|version| version == TLS_13.to_be_bytes()))
+}
+
+/// Fed with random bytes: a hello that is found is found again in its own record, and no beginning of it is one.
+///
+/// # Panics
+/// If not.
+pub fn fuzz_client_hello(bytes: &[u8]) {
+    if let Ok(hello) = ClientHello::decode(bytes) {
+        assert!(hello.end <= bytes.len());
+        assert_eq!(ClientHello::decode(&bytes[..hello.end - 1]), Err(DecodeError::Incomplete));
+    }
+}

@@ -1,0 +1,557 @@
+//! The sheet's vectors, whole handshakes with a client of the test's own, and what strangers see.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_lc_rs::agreement::{self, PrivateKey, UnparsedPublicKey};
+use aws_lc_rs::digest;
+use aws_lc_rs::kem::{DecapsulationKey, ML_KEM_768};
+use aws_lc_rs::signature::Ed25519KeyPair;
+use culvert_core::TcpConn;
+use culvert_wire::{BufChain, DecodeError};
+use proptest::prelude::*;
+use rcgen::{CertificateParams, KeyPair, PKCS_RSA_SHA256, RsaKeySize};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ServerConfig, SupportedProtocolVersion};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+use super::auth::{AuthKey, testing::seal};
+use super::hello::{self, ClientHello, SESSION_ID, X25519, X25519_ML_KEM_768};
+use super::mirror::{self, Group, Lengths, Plan};
+use super::schedule::Schedule;
+use super::{Outcome, Policy, RealityAcceptor, flight};
+use crate::conn::{Handover, TlsConn};
+use crate::record::{Cipher, ContentType, HEADER, Opener, Sealer, Secret};
+
+const NAME: &str = "example.com";
+const SHORT_ID: [u8; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
+
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u32> = text.chars().filter_map(|digit| digit.to_digit(16)).collect();
+    digits.chunks_exact(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
+}
+
+fn run<const N: usize>(first: u8) -> [u8; N] {
+    std::array::from_fn(|at| first + at as u8)
+}
+
+/// The sheet's hello without its session id.
+fn sheet_message() -> Vec<u8> {
+    hex("010000be0303000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f20
+        0000000000000000000000000000000000000000000000000000000000000000 00061301130213030100
+        006f00000010000e00000b6578616d706c652e636f6d000a00060004001d0017000d0016001404030804
+        04010503080505010806060108070201002b0003020304002d00020101003300260024001d0020
+        358072d6365880d1aeea329adf9121383851ed21a28e3b75e965d0d2cd166254")
+}
+
+fn record(kind: u8, body: &[u8]) -> Vec<u8> {
+    [&[kind, 3, 1][..], &(body.len() as u16).to_be_bytes(), body].concat()
+}
+
+#[test]
+fn session_id_of_the_sheet() {
+    let ours = PrivateKey::from_private_key(&agreement::X25519, &run::<32>(0x20)).unwrap();
+    let server = hex("79a631eede1bf9c98f12032cdeadd0e7a079398fc786b88cc846ec89af85a51a");
+    let mut message = sheet_message();
+    let plain = hex("1a0909006a0000000123456789abcdef").try_into().unwrap();
+    let key = seal(&ours, &server, &mut message, plain);
+    assert_eq!(&key[..], hex("089a00bea3a538b8568c938edd673795c0892c06aeff623ea2ebb29a3867bf3d"));
+    let id = hex("41ccd8dcfb63c2ad7cfd6829e200b2bdfca2d052a9a1c4187eb88fc5792bbf6c");
+    assert_eq!(&message[SESSION_ID], id);
+    let sum = digest::digest(&digest::SHA256, &message);
+    assert_eq!(sum.as_ref(), hex("1564991ed23dbfcb6abaf5f02365d4a8e0a573c4ce9a9188e8477b0bb69d8e32"));
+
+    let short_id = hex("0123456789abcdef").try_into().unwrap();
+    let policy = |name: &str, id, apart| {
+        Policy::new(&run::<32>(0x40), name.to_owned(), vec![[9; 8], id], apart).unwrap()
+    };
+    let hello = ClientHello::decode(&record(22, &message)).unwrap();
+    let time = 0x6a00_0000;
+    let apart = Some(Duration::from_secs(60));
+    for now in [time, time - 60, time + 60] {
+        assert_eq!(policy(NAME, short_id, apart).admit(&hello, now).as_deref(), Some(&*key));
+    }
+    assert!(policy(NAME, short_id, None).admit(&hello, 0).is_some(), "clocks do not matter");
+    for (policy, now) in [
+        (policy(NAME, short_id, apart), time + 61),
+        (policy(NAME, short_id, apart), time - 61),
+        (policy("example.org", short_id, apart), time),
+        (policy("", short_id, apart), time),
+        (policy(NAME, [8; 8], apart), time),
+        (Policy::new(&run::<32>(0x41), NAME.to_owned(), vec![short_id], apart).unwrap(), time),
+    ] {
+        assert!(policy.admit(&hello, now).is_none(), "{policy:?} at {now}");
+    }
+    for at in 6..message.len() {
+        let mut other = hello.clone();
+        other.message[at] ^= 1;
+        if (6..38).contains(&at) {
+            other.random[at - 6] ^= 1;
+        }
+        assert!(policy(NAME, short_id, None).admit(&other, time).is_none(), "byte {at}");
+    }
+    let policy = policy(NAME, short_id, apart);
+    assert!(policy.admit(&hello, time).is_some());
+    assert!(policy.admit(&hello, time).is_none(), "it has been seen before");
+}
+
+#[test]
+fn certificate_of_the_sheet() {
+    let pair = Ed25519KeyPair::from_seed_unchecked(&[1; 32]).unwrap();
+    let mut key = AuthKey::default();
+    key.copy_from_slice(&hex("089a00bea3a538b8568c938edd673795c0892c06aeff623ea2ebb29a3867bf3d"));
+    let certificate = flight::certificate(&pair, &key);
+    let expected = hex("3081af 3063 a003020102 020100 300506032b6570 3000
+        3022 180f 30303031303130313030303030305a 180f 30303031303130313030303030305a 3000
+        302a 300506032b6570 032100 8a88e3dd7409f195fd52db2d3cba5d72ca6709bf1d94121bf3748801b40f6f5c
+        300506032b6570 034100 1f549cfe4c9814f897ae70717bc4643b31cac698d4d54d8bf19d1cb934d36133
+        2c35d223a0eccfaadca6207c45ee7ca63e2dd7f3b079793d93d4386a72d8571c");
+    assert_eq!((certificate.len(), certificate), (178, expected));
+}
+
+#[test]
+fn key_schedule_of_the_sheet() {
+    let mut schedule = Schedule::new(Cipher::Aes128Gcm);
+    schedule.add(b"ClientHello");
+    schedule.add(b"ServerHello");
+    let shared = hex("04c304fb1ca83cee75e206344231f33797e07d9929db670994b7c6fbeb1dc255");
+    let secrets = schedule.handshake(&shared);
+    assert_eq!(*secrets.server, hex("9a6234e78e4a5aa6a25269c71e3a0e9ebf9f51c4e10526ebf2f0ae9e75505ee3"));
+    assert_eq!(*secrets.client, hex("83b35614733c6e146c4a5fbd49c701cabb093e53b6a1e0e56c4522ab07a57bf1"));
+    let mut sealer = Sealer::new(Secret::Tls13(schedule.traffic_secret(&secrets.server)), 0).unwrap();
+    let sealed = sealer.seal_padded(ContentType::Handshake, &[8, 0, 0, 2, 0, 0], 64).unwrap().unwrap();
+    let expected =
+        hex("170303003b99fb2c9c20a19dd61976363a883a16df8e67ede2ca0127188e2f341f1cfc1463f9ac7ac59c5eef3c3
+        2c19d2980382703fbe6acf9a0859013fa9988");
+    assert_eq!(&sealed[..], expected);
+    for (len, fits) in
+        [(27, false), (28, true), (HEADER + (1 << 14) + 17, true), (HEADER + (1 << 14) + 18, false)]
+    {
+        let sealed = sealer.seal_padded(ContentType::Handshake, &[8, 0, 0, 2, 0, 0], len).unwrap();
+        assert_eq!(sealed.map(|record| record.len()), fits.then_some(len));
+    }
+}
+
+#[test]
+fn a_hello_is_read_however_it_is_cut() {
+    let message = sheet_message();
+    let whole = record(22, &message);
+    let expected = ClientHello::decode(&whole).unwrap();
+    assert_eq!(
+        (expected.server_name.as_deref(), expected.offers_tls13, expected.end),
+        (Some(NAME), true, whole.len())
+    );
+    assert!(expected.x25519.is_some() && expected.hybrid.is_none());
+    for cut in 0..whole.len() {
+        assert_eq!(ClientHello::decode(&whole[..cut]), Err(DecodeError::Incomplete));
+    }
+    for len in 1..message.len() {
+        let records: Vec<u8> = message.chunks(len).flat_map(|part| record(22, part)).collect();
+        let mut hello = ClientHello::decode(&[&records[..], b"behind"].concat()).unwrap();
+        assert_eq!(hello.end, records.len());
+        hello.end = whole.len();
+        assert_eq!(hello, expected);
+    }
+}
+
+#[test]
+fn what_is_no_hello_is_found_at_once() {
+    for bytes in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"\x00",
+        b"\x16\x02",
+        b"\x16\x03\x01\x00\x00",
+        b"\x16\x03\x01\x40\x01",
+        b"\x16\x03\x01\x00\x01\x02",
+        b"\x16\x03\x01\x00\x04\x01\x00\x80\x00",
+        &record(22, &[&sheet_message()[..], &[1]].concat()),
+    ] {
+        assert!(matches!(ClientHello::decode(bytes), Err(DecodeError::Invalid(_))), "{bytes:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_keep_the_promises(at in 0usize..194, byte: u8, bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        hello::fuzz_client_hello(&bytes);
+        mirror::fuzz_plan(&bytes);
+        let mut message = sheet_message();
+        message[at] = byte;
+        hello::fuzz_client_hello(&record(22, &message));
+    }
+}
+
+/// A site with a certificate of its own.
+async fn site(versions: &[&'static SupportedProtocolVersion]) -> SocketAddr {
+    // Signatures of RSA are all of one length, so that flights can be compared.
+    let key = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
+    let certificate = CertificateParams::new([NAME.to_owned()]).unwrap().self_signed(&key).unwrap();
+    let chain = vec![certificate.der().clone()];
+    let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let mut stream = acceptor.accept(stream).await?;
+                let mut bytes = [0; 4096];
+                loop {
+                    let count = stream.read(&mut bytes).await?;
+                    if count == 0 {
+                        return stream.shutdown().await;
+                    }
+                    stream.write_all(&bytes[..count]).await?;
+                }
+            });
+        }
+    });
+    address
+}
+
+/// A server of REALITY that imitates `target`; its clients are echoed, strangers relayed.
+async fn server(target: SocketAddr) -> SocketAddr {
+    let policy =
+        Policy::new(&run::<32>(0x40), NAME.to_owned(), vec![SHORT_ID], Some(Duration::from_secs(60)));
+    let acceptor = RealityAcceptor::new(policy.unwrap()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let target = TcpConn::new(TcpStream::connect(target).await.unwrap());
+                match acceptor.accept(Box::new(TcpConn::new(stream)), Box::new(target)).await {
+                    Ok(Outcome::Client(mut conn, facts)) => {
+                        assert_eq!(facts.server_name.as_deref(), Some(NAME));
+                        let mut bytes = vec![0; 100_000];
+                        conn.read_exact(&mut bytes).await.unwrap();
+                        conn.write_all(&bytes).await.unwrap();
+                        conn.shutdown().await.unwrap();
+                    }
+                    Ok(Outcome::Stranger(pair)) => {
+                        let early = pair.early;
+                        let mut target = culvert_core::conn::Prefixed::new(pair.answer, pair.target);
+                        let mut conn = culvert_core::conn::Prefixed::new(early, pair.conn);
+                        let _ = tokio::io::copy_bidirectional(&mut conn, &mut target).await;
+                    }
+                    Err(error) => tracing::debug!("{error}"),
+                }
+            });
+        }
+    });
+    address
+}
+
+/// Keys of a hello's shares.
+struct Keys {
+    x25519: PrivateKey,
+    hybrid: DecapsulationKey,
+}
+
+/// A hello with these shares, sealed for the server, as a record.
+fn sealed_hello(groups: &[u16], name: &str, plain: [u8; 16]) -> (Keys, AuthKey, Vec<u8>) {
+    let keys = Keys {
+        x25519: PrivateKey::generate(&agreement::X25519).unwrap(),
+        hybrid: DecapsulationKey::generate(&ML_KEM_768).unwrap(),
+    };
+    let public = keys.x25519.compute_public_key().unwrap();
+    let mut shares = Vec::new();
+    for group in groups {
+        let share = match *group {
+            X25519 => public.as_ref().to_vec(),
+            X25519_ML_KEM_768 => {
+                let encapsulation = keys.hybrid.encapsulation_key().unwrap().key_bytes().unwrap();
+                [encapsulation.as_ref(), public.as_ref()].concat()
+            }
+            _ => vec![0],
+        };
+        shares.extend(group.to_be_bytes());
+        shares.extend((share.len() as u16).to_be_bytes());
+        shares.extend(share);
+    }
+    let extension =
+        |kind: u16, body: &[u8]| [&kind.to_be_bytes()[..], &(body.len() as u16).to_be_bytes(), body].concat();
+    let list = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
+    let supported: Vec<u8> = groups.iter().flat_map(|group| group.to_be_bytes()).collect();
+    let extensions = [
+        extension(0, &list(&[&[0][..], &list(name.as_bytes())].concat())),
+        extension(10, &list(&supported)),
+        extension(13, &list(&hex("04030804040105030805050108060601"))),
+        extension(43, &hex("020304")),
+        extension(45, &hex("0101")),
+        extension(51, &list(&shares)),
+    ]
+    .concat();
+    let mut random = [0; 32];
+    aws_lc_rs::rand::fill(&mut random).unwrap();
+    let body =
+        [&[3, 3][..], &random, &[32], &[0; 32], &hex("0006130113021303 0100"), &list(&extensions)].concat();
+    let mut message = [&[1][..], &(body.len() as u32).to_be_bytes()[1..], &body].concat();
+    let server = PrivateKey::from_private_key(&agreement::X25519, &run::<32>(0x40)).unwrap();
+    let key = seal(&keys.x25519, server.compute_public_key().unwrap().as_ref(), &mut message, plain);
+    (keys, key, record(22, &message))
+}
+
+fn plain(short_id: [u8; 8]) -> [u8; 16] {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
+    let mut plain = [26, 9, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    plain[4..8].copy_from_slice(&now.to_be_bytes());
+    plain[8..].copy_from_slice(&short_id);
+    plain
+}
+
+async fn read_record(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let mut record = vec![0; HEADER];
+    stream.read_exact(&mut record).await?;
+    record.resize(HEADER + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
+    stream.read_exact(&mut record[HEADER..]).await?;
+    Ok(record)
+}
+
+/// Shakes hands as a client of REALITY. `None` if who answers is not the server.
+async fn connect(address: SocketAddr, groups: &[u16]) -> Option<(TlsConn, Vec<usize>)> {
+    let (keys, key, hello) = sealed_hello(groups, NAME, plain(SHORT_ID));
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(&hello).await.unwrap();
+    let server_hello = read_record(&mut stream).await.unwrap();
+    assert_eq!(read_record(&mut stream).await.unwrap(), [20, 3, 3, 0, 1, 1]);
+    let first = read_record(&mut stream).await.unwrap();
+    // As a plan it needs records behind; as one that has all of them it is taken apart the same way.
+    let long = [23, 3, 3, 2, 0];
+    let seen = [&server_hello[..], &[20, 3, 3, 0, 1, 1], &long, &[0; 512]].concat();
+    let Plan { share, group, cipher, .. } = Plan::decode(&seen).unwrap();
+    let theirs = &server_hello[share..share + group.share_len()];
+    let agree = |theirs: &[u8], before: &[u8]| {
+        let theirs = UnparsedPublicKey::new(&agreement::X25519, theirs);
+        agreement::agree(&keys.x25519, theirs, (), |shared| Ok([before, shared].concat())).unwrap()
+    };
+    let shared = match group {
+        Group::X25519 => agree(theirs, &[]),
+        Group::X25519MlKem768 => {
+            let (ciphertext, theirs) = theirs.split_at(mirror::CIPHERTEXT);
+            let secret = keys.hybrid.decapsulate(ciphertext.into()).unwrap();
+            agree(theirs, secret.as_ref())
+        }
+    };
+    let mut schedule = Schedule::new(cipher);
+    schedule.add(&hello[HEADER..]);
+    schedule.add(&server_hello[HEADER..]);
+    let secrets = schedule.handshake(&shared);
+    let mut opener = Opener::new(Secret::Tls13(schedule.traffic_secret(&secrets.server)), 0).unwrap();
+    let mut lengths = Vec::new();
+    let mut messages = Vec::new();
+    let mut sealed = first;
+    let mut certificate = Vec::new();
+    'flight: loop {
+        lengths.push(sealed.len());
+        let (kind, data) = opener.open(&mut sealed).ok()?;
+        assert_eq!(kind, ContentType::Handshake);
+        messages.extend_from_slice(&sealed[data]);
+        while let [kind, high, middle, low, ..] = messages[..] {
+            let len = 4 + u32::from_be_bytes([0, high, middle, low]) as usize;
+            if messages.len() < len {
+                break;
+            }
+            let message: Vec<u8> = messages.drain(..len).collect();
+            if kind == 11 {
+                certificate = message[4 + 1 + 3 + 3..][..178].to_vec();
+            }
+            if kind == 20 {
+                assert_eq!(*schedule.finished(&secrets.server), message[4..]);
+            }
+            schedule.add(&message);
+            if kind == 20 {
+                break 'flight;
+            }
+        }
+        sealed = read_record(&mut stream).await.unwrap();
+    }
+    let bound = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA512, &*key);
+    aws_lc_rs::hmac::verify(&bound, &certificate[72..104], &certificate[114..]).ok()?;
+    let application = schedule.application(&secrets);
+    let mut sealer = Sealer::new(Secret::Tls13(schedule.traffic_secret(&secrets.client)), 0).unwrap();
+    let finished = schedule.finished(&secrets.client);
+    let message = [&[20, 0, 0, finished.len() as u8][..], &finished].concat();
+    let sealed = sealer.seal_copy(ContentType::Handshake, &message, culvert_wire::Room::NONE).unwrap();
+    stream.write_all(&[&[20, 3, 3, 0, 1, 1][..], &sealed].concat()).await.unwrap();
+    let handover = Handover {
+        opener: Opener::new(Secret::Tls13(schedule.traffic_secret(&application.server)), 0).unwrap(),
+        sealer: Sealer::new(Secret::Tls13(schedule.traffic_secret(&application.client)), 0).unwrap(),
+        raw: BufChain::new(),
+        last_flight: BufChain::new(),
+        awaited: false,
+        tickets: None,
+    };
+    Some((TlsConn::new(Box::new(TcpConn::new(stream)), handover), lengths))
+}
+
+#[tokio::test]
+async fn clients_are_served_in_the_shape_of_the_target() {
+    let target = site(&[&rustls::version::TLS13]).await;
+    let server = server(target).await;
+    for groups in [
+        &[X25519][..],
+        &[X25519_ML_KEM_768, X25519],
+        &[X25519_ML_KEM_768],
+        &[0x5a5a, X25519_ML_KEM_768, X25519],
+        &[X25519, X25519_ML_KEM_768],
+    ] {
+        let (mut conn, lengths) = connect(server, groups).await.unwrap_or_else(|| panic!("{groups:x?}"));
+        let (_, _, hello) = sealed_hello(groups, NAME, [0; 16]);
+        let mut direct = TcpStream::connect(target).await.unwrap();
+        direct.write_all(&hello).await.unwrap();
+        read_record(&mut direct).await.unwrap();
+        read_record(&mut direct).await.unwrap();
+        assert_eq!(lengths[0], read_record(&mut direct).await.unwrap().len());
+        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
+        let mut got = Vec::new();
+        conn.write_all(&bytes).await.unwrap();
+        conn.read_to_end(&mut got).await.unwrap();
+        assert!(got == bytes);
+    }
+}
+
+/// What somebody sees who sends this: all bytes until the end or until nothing comes, and how it ends.
+async fn seen(address: SocketAddr, probe: &[u8], then_ends: bool) -> (Vec<u8>, &'static str) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(probe).await.unwrap();
+    if then_ends {
+        stream.shutdown().await.unwrap();
+    }
+    let mut all = Vec::new();
+    loop {
+        let mut bytes = [0; 4096];
+        match tokio::time::timeout(Duration::from_millis(700), stream.read(&mut bytes)).await {
+            Err(_) => return (all, "silence"),
+            Ok(Err(_)) => return (all, "reset"),
+            Ok(Ok(0)) => return (all, "end"),
+            Ok(Ok(count)) => all.extend(&bytes[..count]),
+        }
+    }
+}
+
+/// The records in `bytes`, by type and length; what a site draws at random is not compared.
+fn shape(bytes: &[u8]) -> Vec<(u8, usize)> {
+    let mut records = Vec::new();
+    let mut rest = bytes;
+    while let [kind, _, _, high, low, ..] = *rest {
+        let len = (HEADER + usize::from(u16::from_be_bytes([high, low]))).min(rest.len());
+        records.push((kind, len));
+        rest = &rest[len..];
+    }
+    records
+}
+
+#[tokio::test]
+async fn strangers_see_the_target_and_nothing_else() {
+    let target = site(rustls::ALL_VERSIONS).await;
+    let server = server(target).await;
+    let hello = |name: &str, plain| sealed_hello(&[X25519_ML_KEM_768, X25519], name, plain).2;
+    let good = hello(NAME, plain(SHORT_ID));
+    let replayed = {
+        // Somebody has seen it go by; the server has, too.
+        seen(server, &good, true).await;
+        good
+    };
+    let wrong_id = hello(NAME, plain([9; 8]));
+    let mut late = plain(SHORT_ID);
+    late[4..8].copy_from_slice(&1_000_000_000u32.to_be_bytes());
+    let mut tls12 = wrong_id.clone();
+    let at = tls12.windows(3).position(|window| window == [2, 3, 4]).unwrap();
+    tls12[at + 2] = 3;
+    let two_hellos = [&wrong_id[..], &wrong_id].concat();
+    for (name, probe) in [
+        ("nothing", &b""[..]),
+        ("garbage", b"\x00\x01\x02\x03\xff\xfe\xfd and so on and on and on"),
+        ("plain HTTP", b"GET / HTTP/1.1\r\nHost: example.com\r\n\r\n"),
+        ("a truncated hello", &wrong_id[..300]),
+        ("a record header", &wrong_id[..5]),
+        ("a wrong short id", &wrong_id),
+        ("a replayed hello", &replayed),
+        ("an old hello", &hello(NAME, late)),
+        ("another name", &hello("example.net", plain(SHORT_ID))),
+        ("TLS 1.2 only", &tls12),
+        ("two hellos", &two_hellos),
+        ("junk behind a hello", &[&wrong_id[..], &[23, 3, 3, 0, 20], &[7; 20]].concat()),
+        ("an alert", b"\x15\x03\x03\x00\x02\x02\x28"),
+        ("a record that is too long", b"\x16\x03\x01\xff\xff\x01\x00\x00\x00"),
+    ] {
+        for ends in [false, true] {
+            let (ours, theirs) = tokio::join!(seen(server, probe, ends), seen(target, probe, ends));
+            assert_eq!(shape(&ours.0), shape(&theirs.0), "{name}, then ends: {ends}");
+            assert_eq!(ours.1, theirs.1, "{name}, then ends: {ends}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_proven_client_that_sends_junk_is_told_so_as_by_a_site() {
+    let target = site(&[&rustls::version::TLS13]).await;
+    let server = server(target).await;
+    let junk = [&[23, 3, 3, 0, 40][..], &[7; 40]].concat();
+    let (_, _, ours) = sealed_hello(&[X25519], NAME, plain(SHORT_ID));
+    let (_, _, theirs) = sealed_hello(&[X25519], NAME, [0; 16]);
+    let ours = seen(server, &[&ours[..], &junk].concat(), false).await;
+    let theirs = seen(target, &[&theirs[..], &junk].concat(), false).await;
+    assert_eq!((shape(&ours.0), ours.1), (shape(&theirs.0), theirs.1));
+}
+
+#[tokio::test]
+async fn a_target_without_tls_1_3_is_seen_as_it_is_by_clients_too() {
+    let target = site(&[&rustls::version::TLS12]).await;
+    let server = server(target).await;
+    let (_, _, hello) = sealed_hello(&[X25519], NAME, plain(SHORT_ID));
+    let (ours, theirs) = tokio::join!(seen(server, &hello, false), seen(target, &hello, false));
+    assert_eq!((shape(&ours.0), ours.1), (shape(&theirs.0), theirs.1));
+}
+
+#[test]
+fn flights_are_measured() {
+    let mut server_hello = hex("160303005a 02000056 0303");
+    server_hello.extend([5; 32]);
+    server_hello.push(32);
+    server_hello.extend([6; 32]);
+    server_hello.extend(hex("1302 00 002e 002b 0002 0304 0033 0024 001d 0020"));
+    server_hello.extend([8; 32]);
+    let len = server_hello.len() - HEADER;
+    server_hello[3..5].copy_from_slice(&(len as u16).to_be_bytes());
+    server_hello[8] = (len - 4) as u8;
+    server_hello[7] = 0;
+    let data = |len: usize| {
+        [&[23, 3, 3][..], &((len - HEADER) as u16).to_be_bytes(), &vec![0; len - HEADER]].concat()
+    };
+    let change = [20, 3, 3, 0, 1, 1];
+    let merged = [&server_hello[..], &change, &data(1500)].concat();
+    let plan = Plan::decode(&merged).unwrap();
+    assert_eq!(
+        (plan.lengths, plan.extra, plan.cipher, plan.group),
+        (Lengths::Merged(1500), None, Cipher::Aes256Gcm, Group::X25519)
+    );
+    assert_eq!(&merged[plan.share..plan.share + 32], [8; 32]);
+    for cut in 0..merged.len() {
+        assert_eq!(Plan::decode(&merged[..cut]), Err(DecodeError::Incomplete));
+    }
+    let four = [&server_hello[..], &change, &data(40), &data(900), &data(100), &data(74)].concat();
+    let plan = Plan::decode(&[&four[..], &data(200)].concat()).unwrap();
+    assert_eq!((plan.lengths, plan.extra), (Lengths::Separate([40, 900, 100, 74]), Some(200)));
+    assert_eq!(Plan::decode(&four).unwrap().extra, None);
+    let mut retry = merged.clone();
+    retry[11..43].copy_from_slice(&hex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c"));
+    let alert = [21, 3, 3, 0, 2, 2, 40];
+    for other in [&retry[..], &alert, &[&server_hello[..], &data(1500)].concat(), b"HTTP/1.1 400"] {
+        assert!(matches!(Plan::decode(other), Err(DecodeError::Invalid(_))), "{other:?}");
+    }
+}
