@@ -7,8 +7,8 @@ use culvert_config::options::certificate::{CertificateOptions, CertificateStore}
 use culvert_config::options::certificate_provider::{CertificateProviderReference, MadeProvider};
 use culvert_config::options::tls;
 use culvert_config::options::tls::inbound::ClientAuthentication as Asked;
-use culvert_config::options::tls::outbound::Fingerprint as Name;
 use culvert_config::options::tls::inbound::InboundReality;
+use culvert_config::options::tls::outbound::Fingerprint as Name;
 use culvert_config::options::tls::{InboundTls, OutboundTls, TlsVersion};
 use culvert_config::value::{Base64, List, Pem, PemSection, ShortId, Word};
 use zeroize::Zeroizing;

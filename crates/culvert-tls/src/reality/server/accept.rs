@@ -12,13 +12,14 @@ use culvert_core::{BoxStream, StreamConn, timeouts};
 use culvert_wire::{BufChain, DecodeError, Room};
 use tokio::io::AsyncWriteExt;
 
-use super::auth::{AuthKey, Policy};
+use super::auth::Policy;
 use super::flight::{self, Flight};
 use super::hello::{ClientHello, MAX_BYTES};
 use super::mirror::{MAX_FLIGHT, Plan};
 use crate::conn::{Handover, TlsConn};
 use crate::engine::Facts;
 use crate::error::{SettingsError, Side, TlsError, TlsFault};
+use crate::reality::AuthKey;
 use crate::record::{Cipher, ContentType, HEADER, Opener};
 use crate::settings::Version;
 
@@ -186,7 +187,7 @@ impl RealityAcceptor {
             if kind == ContentType::Alert {
                 return Err(content.last().copied().map_or(TlsFault::Closed, TlsFault::Alert));
             }
-            if kind != ContentType::Handshake || !flight::is_finished(&flight, &content) {
+            if kind != ContentType::Handshake || !flight.is_finished(&content) {
                 return Err(self.refuse(conn, flight, DECRYPT_ERROR).await);
             }
             let Flight { opener, sealer, .. } = flight;

@@ -1,10 +1,4 @@
-//! What proves a client: a session id that only our key opens.
-//!
-//! ```text
-//! key         HKDF-SHA256(X25519(client's share, our key), salt random[0..20], "REALITY")
-//! session id  AES-256-GCM(key, nonce random[20..32], additional data: the hello with zeros for a session id)
-//!             of  version 3  0  unix time 4  short id 8
-//! ```
+//! What proves a client: a session id that only our key opens, and that says what it must.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -12,20 +6,15 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};
-use aws_lc_rs::hkdf;
 use subtle::ConstantTimeEq;
-use zeroize::Zeroizing;
 
 use super::hello::{ClientHello, SESSION_ID};
 use crate::error::SettingsError;
+use crate::reality::{AuthKey, SessionId};
 
 /// Hellos that are remembered. Nobody without a short id can add to them.
 const REMEMBERED: usize = 16 << 10;
-
-/// What both sides know that are who they say.
-pub type AuthKey = Zeroizing<[u8; 32]>;
 
 /// Whom a server takes for a client.
 pub struct Policy {
@@ -69,10 +58,9 @@ impl Policy {
     pub fn admit(&self, hello: &ClientHello, now: u64) -> Option<AuthKey> {
         // The key is worked out first, so that the time it takes says nothing of the name.
         let key = self.auth_key(hello)?;
-        let opened = open_session_id(&key, hello)?;
+        let SessionId { time, short_id, .. } = key.open(&hello.message)?;
         let named = hello.server_name.as_deref().unwrap_or_default() == self.server_name;
-        let [_, _, _, _, a, b, c, d, short_id @ ..] = opened;
-        let apart = now.abs_diff(u32::from_be_bytes([a, b, c, d]).into());
+        let apart = now.abs_diff(time.into());
         let in_time = self.max_time_difference.is_none_or(|most| Duration::from_secs(apart) <= most);
         let known = self.short_ids.iter().fold(0, |found, id| found | id.ct_eq(&short_id).unwrap_u8()) == 1;
         (hello.offers_tls13 && named && in_time && known && self.is_first(hello)).then_some(key)
@@ -80,7 +68,11 @@ impl Policy {
 
     fn auth_key(&self, hello: &ClientHello) -> Option<AuthKey> {
         let share = UnparsedPublicKey::new(&X25519, hello.proof_key()?);
-        agree(&self.private_key, share, (), |shared| auth_key(shared, &hello.random).ok_or(())).ok()
+        agree(&self.private_key, share, (), |shared| {
+            let shared = shared.try_into().map_err(drop)?;
+            Ok(AuthKey::new(shared, &hello.random))
+        })
+        .ok()
     }
 
     fn is_first(&self, hello: &ClientHello) -> bool {
@@ -102,50 +94,5 @@ impl Policy {
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy").field("server_name", &self.server_name).finish_non_exhaustive()
-    }
-}
-
-/// The key that follows from what the two X25519 keys share.
-fn auth_key(shared: &[u8], random: &[u8; 32]) -> Option<AuthKey> {
-    let mut key = AuthKey::default();
-    let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, &random[..20]).extract(shared);
-    prk.expand(&[b"REALITY"], hkdf::HKDF_SHA256).and_then(|okm| okm.fill(&mut *key)).ok()?;
-    Some(key)
-}
-
-fn open_session_id(key: &AuthKey, hello: &ClientHello) -> Option<[u8; 16]> {
-    if !hello.has_session_id {
-        return None;
-    }
-    let mut sealed: [u8; 32] = hello.message[SESSION_ID].try_into().ok()?;
-    let mut blank = hello.message.clone();
-    blank[SESSION_ID].fill(0);
-    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &**key).ok()?);
-    let nonce = Nonce::try_assume_unique_for_key(&hello.random[20..]).ok()?;
-    let opened = key.open_in_place(nonce, Aad::from(&blank), &mut sealed).ok()?;
-    (&*opened).try_into().ok()
-}
-
-#[cfg(test)]
-pub(super) mod testing {
-    use super::*;
-
-    /// What a client seals into its hello.
-    pub(in crate::reality::server) fn seal(
-        ours: &PrivateKey,
-        server: &[u8],
-        message: &mut [u8],
-        plain: [u8; 16],
-    ) -> AuthKey {
-        let random: [u8; 32] = message[6..38].try_into().unwrap();
-        let server = UnparsedPublicKey::new(&X25519, server);
-        let key = agree(ours, server, (), |shared| auth_key(shared, &random).ok_or(())).unwrap();
-        message[SESSION_ID].fill(0);
-        let cipher = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &*key).unwrap());
-        let nonce = Nonce::try_assume_unique_for_key(&random[20..]).unwrap();
-        let mut sealed = plain.to_vec();
-        cipher.seal_in_place_append_tag(nonce, Aad::from(&*message), &mut sealed).unwrap();
-        message[SESSION_ID].copy_from_slice(&sealed);
-        key
     }
 }

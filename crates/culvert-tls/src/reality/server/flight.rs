@@ -7,18 +7,16 @@
 //! Nothing else in it means anything, and clients look at nothing else.
 
 use aws_lc_rs::agreement::{self, PrivateKey, UnparsedPublicKey};
-use aws_lc_rs::hmac;
 use aws_lc_rs::kem::{EncapsulationKey, ML_KEM_768};
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
 use culvert_wire::BufChain;
-use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-use super::auth::AuthKey;
 use super::hello::{ClientHello, ENCAPSULATION_KEY};
 use super::mirror::{CIPHERTEXT, Group, Lengths, Plan};
-use super::schedule::{Schedule, Secrets};
-use crate::record::{ContentType, HEADER, Opener, Sealer, Secret};
+use crate::reality::AuthKey;
+use crate::record::{ContentType, HEADER, Opener, Sealer, Secret, TrafficSecret};
+use crate::schedule::{Schedule, Transcript, finished, is_finished, signed_content};
 
 const CHANGE_CIPHER_SPEC: [u8; 6] = [20, 3, 3, 0, 1, 1];
 const ENCRYPTED_EXTENSIONS: [u8; 6] = [8, 0, 0, 2, 0, 0];
@@ -41,15 +39,16 @@ pub(super) struct Flight {
     /// Tells it what is wrong with that.
     pub(super) sealer: Sealer,
     pub(super) opener: Opener,
-    /// The client's `Finished` message.
-    pub(super) finished: Vec<u8>,
+    /// Of the client's handshake.
+    traffic: TrafficSecret,
+    /// Behind our flight.
+    transcript: Transcript,
 }
 
 /// The certificate with which this process answers a client.
 pub(super) fn certificate(pair: &Ed25519KeyPair, key: &AuthKey) -> Vec<u8> {
     let public = pair.public_key().as_ref();
-    let bound = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA512, &**key), public);
-    [&BEFORE_KEY, public, &BEFORE_SIGNATURE, bound.as_ref()].concat()
+    [&BEFORE_KEY, public, &BEFORE_SIGNATURE, &key.sign(public)].concat()
 }
 
 /// Makes the flight. `None` if the target's records are too short for it, or its group was not the client's.
@@ -58,17 +57,20 @@ pub(super) fn make(hello: &ClientHello, key: &AuthKey, plan: &Plan, pair: &Ed255
     let mut server_hello = plan.server_hello.clone();
     server_hello[plan.share..plan.share + share.len()].copy_from_slice(&share);
 
-    let mut schedule = Schedule::new(plan.cipher);
-    schedule.add(&hello.message);
-    schedule.add(&server_hello[HEADER..]);
-    let secrets = schedule.handshake(&shared);
-    let mut sealer = Sealer::new(Secret::Tls13(schedule.traffic_secret(&secrets.server)), 0)?;
+    let mut transcript = Transcript::new(plan.cipher);
+    transcript.add(&hello.message);
+    transcript.add(&server_hello[HEADER..]);
+    let schedule = Schedule::handshake(plan.cipher, &shared);
+    let hash = transcript.hash();
+    let [traffic, ours] =
+        ["c hs traffic", "s hs traffic"].map(|label| schedule.traffic(label, hash.as_ref()));
+    let mut sealer = Sealer::new(Secret::Tls13(ours.clone()), 0)?;
 
-    let messages = messages(&mut schedule, &secrets, &certificate(pair, key), pair);
+    let messages = messages(&mut transcript, &ours, &certificate(pair, key), pair);
     let mut bytes = BufChain::copied(&server_hello);
     bytes.append_copy(&CHANGE_CIPHER_SPEC);
     let mut seal = |message: &[u8], len| {
-        let record = sealer.seal_padded(ContentType::Handshake, message, len).ok()??;
+        let record = sealer.seal_padded(ContentType::Handshake, message, len).ok()?;
         bytes.push_back(record);
         Some(())
     };
@@ -79,31 +81,36 @@ pub(super) fn make(hello: &ClientHello, key: &AuthKey, plan: &Plan, pair: &Ed255
         }
     }
 
-    let application = schedule.application(&secrets);
-    let mut sealer = Sealer::new(Secret::Tls13(schedule.traffic_secret(&application.server)), 0)?;
+    let (schedule, hash) = (schedule.master(), transcript.hash());
+    let [theirs, ours] =
+        ["c ap traffic", "s ap traffic"].map(|label| Secret::Tls13(schedule.traffic(label, hash.as_ref())));
+    let mut sealer = Sealer::new(ours, 0)?;
     if let Some(len) = plan.extra {
-        bytes.push_back(sealer.seal_padded(ContentType::Data, &[], len).ok()??);
+        bytes.push_back(sealer.seal_padded(ContentType::Data, &[], len).ok()?);
     }
-    let opener = Opener::new(Secret::Tls13(schedule.traffic_secret(&application.client)), 0)?;
-    let handshake_opener = Opener::new(Secret::Tls13(schedule.traffic_secret(&secrets.client)), 0)?;
-    let finished = message(FINISHED, &schedule.finished(&secrets.client));
-    Some(Flight { bytes, handshake_opener, sealer, opener, finished })
+    let opener = Opener::new(theirs, 0)?;
+    let handshake_opener = Opener::new(Secret::Tls13(traffic.clone()), 0)?;
+    Some(Flight { bytes, handshake_opener, sealer, opener, traffic, transcript })
 }
 
-/// Whether the client has said what it must.
-pub(super) fn is_finished(flight: &Flight, said: &[u8]) -> bool {
-    flight.finished.ct_eq(said).into()
+impl Flight {
+    /// Whether this is the client's last message.
+    pub(super) fn is_finished(&self, message: &[u8]) -> bool {
+        let [FINISHED, 0, 0, _, content @ ..] = message else { return false };
+        usize::from(message[3]) == content.len()
+            && is_finished(&self.traffic, self.transcript.hash().as_ref(), content)
+    }
 }
 
 /// The four messages, each in the transcript before the next is made.
 fn messages(
-    schedule: &mut Schedule,
-    secrets: &Secrets,
+    transcript: &mut Transcript,
+    traffic: &TrafficSecret,
     certificate: &[u8],
     pair: &Ed25519KeyPair,
 ) -> [Vec<u8>; 4] {
     let extensions = ENCRYPTED_EXTENSIONS.to_vec();
-    schedule.add(&extensions);
+    transcript.add(&extensions);
 
     let entry = certificate.len() + 3 + 2;
     let mut body = vec![0];
@@ -112,19 +119,16 @@ fn messages(
     body.extend(certificate);
     body.extend([0, 0]);
     let certificate = message(CERTIFICATE, &body);
-    schedule.add(&certificate);
+    transcript.add(&certificate);
 
-    let mut signed = vec![b' '; 64];
-    signed.extend(b"TLS 1.3, server CertificateVerify\0");
-    signed.extend(schedule.transcript().as_ref());
-    let signature = pair.sign(&signed);
+    let signature = pair.sign(&signed_content(true, transcript.hash().as_ref()));
     let signature = signature.as_ref();
     let len = (signature.len() as u16).to_be_bytes();
     let verify = message(CERTIFICATE_VERIFY, &[&ED25519, &len[..], signature].concat());
-    schedule.add(&verify);
+    transcript.add(&verify);
 
-    let finished = message(FINISHED, &schedule.finished(&secrets.server));
-    schedule.add(&finished);
+    let finished = message(FINISHED, finished(traffic, transcript.hash().as_ref()).as_ref());
+    transcript.add(&finished);
     [extensions, certificate, verify, finished]
 }
 

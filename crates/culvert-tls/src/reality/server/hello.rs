@@ -37,8 +37,6 @@ pub struct ClientHello {
     pub end: usize,
     /// The random.
     pub random: [u8; 32],
-    /// Whether the session id has 32 bytes.
-    pub has_session_id: bool,
     /// Whether TLS 1.3 is among the versions.
     pub offers_tls13: bool,
     /// The name that is asked for.
@@ -100,8 +98,11 @@ impl ClientHello {
         r.take(4)?;
         r.expect(&[3, 3], "legacy version")?;
         let random = r.array()?;
-        let session_id = r.u8()?;
-        r.take(session_id.into())?;
+        let session_id = usize::from(r.u8()?);
+        if session_id != SESSION_ID.len() {
+            return Err(DecodeError::Invalid("session id that no browser sends"));
+        }
+        r.take(session_id)?;
         let suites = r.u16()?;
         r.take(suites.into())?;
         let compression = r.u8()?;
@@ -115,7 +116,6 @@ impl ClientHello {
             message: Vec::new(),
             end,
             random,
-            has_session_id: usize::from(session_id) == SESSION_ID.len(),
             offers_tls13: false,
             server_name: None,
             x25519: None,

@@ -15,7 +15,7 @@
 //! | [`hello`] | the ClientHello, taken apart |
 //! | [`auth`] | what proves it |
 //! | [`mirror`] | what the target's flight looks like |
-//! | `flight`, `schedule` | our own flight, and the keys |
+//! | `flight` | our own flight |
 //! | `accept` | one connection, from its first byte to a [`TlsConn`](crate::TlsConn) or a relay |
 //!
 //! Sources: XTLS/REALITY `handshake_server_tls13.go` and `tls.go` (2026-03 and 8cdf7bf), RFC 8446. Hellos with an
@@ -28,7 +28,6 @@ pub mod auth;
 mod flight;
 pub mod hello;
 pub mod mirror;
-mod schedule;
 
 #[cfg(test)]
 mod tests;

@@ -2,14 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use aws_lc_rs::agreement::{self, PrivateKey, UnparsedPublicKey};
-use aws_lc_rs::digest;
-use aws_lc_rs::kem::{DecapsulationKey, ML_KEM_768};
+use aws_lc_rs::agreement::{self, PrivateKey};
 use aws_lc_rs::signature::Ed25519KeyPair;
 use culvert_core::TcpConn;
-use culvert_wire::{BufChain, DecodeError};
+use culvert_core::conn::Prefixed;
+use culvert_wire::{DecodeError, Host};
 use proptest::prelude::*;
 use rcgen::{CertificateParams, KeyPair, PKCS_RSA_SHA256, RsaKeySize};
 use rustls::pki_types::PrivateKeyDer;
@@ -19,21 +18,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use super::auth::{AuthKey, testing::seal};
-use super::hello::{self, ClientHello, SESSION_ID, X25519, X25519_ML_KEM_768};
+use super::hello::{self, ClientHello, SESSION_ID};
 use super::mirror::{self, Group, Lengths, Plan};
-use super::schedule::Schedule;
 use super::{Outcome, Policy, RealityAcceptor, flight};
-use crate::conn::{Handover, TlsConn};
-use crate::record::{Cipher, ContentType, HEADER, Opener, Sealer, Secret};
+use crate::browser::{ClientHello as Hello, Fingerprint};
+use crate::reality::tests::hex;
+use crate::reality::{AuthKey, RealityClient, SessionId};
+use crate::record::{Cipher, HEADER};
+use crate::{ClientSettings, Connector, Store, StoreSettings};
 
 const NAME: &str = "example.com";
 const SHORT_ID: [u8; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
-
-fn hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u32> = text.chars().filter_map(|digit| digit.to_digit(16)).collect();
-    digits.chunks_exact(2).map(|pair| (pair[0] << 4 | pair[1]) as u8).collect()
-}
 
 fn run<const N: usize>(first: u8) -> [u8; N] {
     std::array::from_fn(|at| first + at as u8)
@@ -53,18 +48,10 @@ fn record(kind: u8, body: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn session_id_of_the_sheet() {
-    let ours = PrivateKey::from_private_key(&agreement::X25519, &run::<32>(0x20)).unwrap();
-    let server = hex("79a631eede1bf9c98f12032cdeadd0e7a079398fc786b88cc846ec89af85a51a");
+fn who_is_a_client_and_who_is_not() {
     let mut message = sheet_message();
-    let plain = hex("1a0909006a0000000123456789abcdef").try_into().unwrap();
-    let key = seal(&ours, &server, &mut message, plain);
-    assert_eq!(&key[..], hex("089a00bea3a538b8568c938edd673795c0892c06aeff623ea2ebb29a3867bf3d"));
-    let id = hex("41ccd8dcfb63c2ad7cfd6829e200b2bdfca2d052a9a1c4187eb88fc5792bbf6c");
-    assert_eq!(&message[SESSION_ID], id);
-    let sum = digest::digest(&digest::SHA256, &message);
-    assert_eq!(sum.as_ref(), hex("1564991ed23dbfcb6abaf5f02365d4a8e0a573c4ce9a9188e8477b0bb69d8e32"));
-
+    message[SESSION_ID]
+        .copy_from_slice(&hex("41ccd8dcfb63c2ad7cfd6829e200b2bdfca2d052a9a1c4187eb88fc5792bbf6c"));
     let short_id = hex("0123456789abcdef").try_into().unwrap();
     let policy = |name: &str, id, apart| {
         Policy::new(&run::<32>(0x40), name.to_owned(), vec![[9; 8], id], apart).unwrap()
@@ -73,7 +60,7 @@ fn session_id_of_the_sheet() {
     let time = 0x6a00_0000;
     let apart = Some(Duration::from_secs(60));
     for now in [time, time - 60, time + 60] {
-        assert_eq!(policy(NAME, short_id, apart).admit(&hello, now).as_deref(), Some(&*key));
+        assert!(policy(NAME, short_id, apart).admit(&hello, now).is_some());
     }
     assert!(policy(NAME, short_id, None).admit(&hello, 0).is_some(), "clocks do not matter");
     for (policy, now) in [
@@ -102,8 +89,8 @@ fn session_id_of_the_sheet() {
 #[test]
 fn certificate_of_the_sheet() {
     let pair = Ed25519KeyPair::from_seed_unchecked(&[1; 32]).unwrap();
-    let mut key = AuthKey::default();
-    key.copy_from_slice(&hex("089a00bea3a538b8568c938edd673795c0892c06aeff623ea2ebb29a3867bf3d"));
+    let shared = hex("04c304fb1ca83cee75e206344231f33797e07d9929db670994b7c6fbeb1dc255");
+    let key = AuthKey::new(&shared.try_into().unwrap(), &run(0));
     let certificate = flight::certificate(&pair, &key);
     let expected = hex("3081af 3063 a003020102 020100 300506032b6570 3000
         3022 180f 30303031303130313030303030305a 180f 30303031303130313030303030305a 3000
@@ -111,29 +98,6 @@ fn certificate_of_the_sheet() {
         300506032b6570 034100 1f549cfe4c9814f897ae70717bc4643b31cac698d4d54d8bf19d1cb934d36133
         2c35d223a0eccfaadca6207c45ee7ca63e2dd7f3b079793d93d4386a72d8571c");
     assert_eq!((certificate.len(), certificate), (178, expected));
-}
-
-#[test]
-fn key_schedule_of_the_sheet() {
-    let mut schedule = Schedule::new(Cipher::Aes128Gcm);
-    schedule.add(b"ClientHello");
-    schedule.add(b"ServerHello");
-    let shared = hex("04c304fb1ca83cee75e206344231f33797e07d9929db670994b7c6fbeb1dc255");
-    let secrets = schedule.handshake(&shared);
-    assert_eq!(*secrets.server, hex("9a6234e78e4a5aa6a25269c71e3a0e9ebf9f51c4e10526ebf2f0ae9e75505ee3"));
-    assert_eq!(*secrets.client, hex("83b35614733c6e146c4a5fbd49c701cabb093e53b6a1e0e56c4522ab07a57bf1"));
-    let mut sealer = Sealer::new(Secret::Tls13(schedule.traffic_secret(&secrets.server)), 0).unwrap();
-    let sealed = sealer.seal_padded(ContentType::Handshake, &[8, 0, 0, 2, 0, 0], 64).unwrap().unwrap();
-    let expected =
-        hex("170303003b99fb2c9c20a19dd61976363a883a16df8e67ede2ca0127188e2f341f1cfc1463f9ac7ac59c5eef3c3
-        2c19d2980382703fbe6acf9a0859013fa9988");
-    assert_eq!(&sealed[..], expected);
-    for (len, fits) in
-        [(27, false), (28, true), (HEADER + (1 << 14) + 17, true), (HEADER + (1 << 14) + 18, false)]
-    {
-        let sealed = sealer.seal_padded(ContentType::Handshake, &[8, 0, 0, 2, 0, 0], len).unwrap();
-        assert_eq!(sealed.map(|record| record.len()), fits.then_some(len));
-    }
 }
 
 #[test]
@@ -243,8 +207,8 @@ async fn server(target: SocketAddr) -> SocketAddr {
                     }
                     Ok(Outcome::Stranger(pair)) => {
                         let early = pair.early;
-                        let mut target = culvert_core::conn::Prefixed::new(pair.answer, pair.target);
-                        let mut conn = culvert_core::conn::Prefixed::new(early, pair.conn);
+                        let mut target = Prefixed::new(pair.answer, pair.target);
+                        let mut conn = Prefixed::new(early, pair.conn);
                         let _ = tokio::io::copy_bidirectional(&mut conn, &mut target).await;
                     }
                     Err(error) => tracing::debug!("{error}"),
@@ -255,172 +219,49 @@ async fn server(target: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Keys of a hello's shares.
-struct Keys {
-    x25519: PrivateKey,
-    hybrid: DecapsulationKey,
+fn server_key() -> [u8; 32] {
+    let private = PrivateKey::from_private_key(&agreement::X25519, &run::<32>(0x40)).unwrap();
+    private.compute_public_key().unwrap().as_ref().try_into().unwrap()
 }
 
-/// A hello with these shares, sealed for the server, as a record.
-fn sealed_hello(groups: &[u16], name: &str, plain: [u8; 16]) -> (Keys, AuthKey, Vec<u8>) {
-    let keys = Keys {
-        x25519: PrivateKey::generate(&agreement::X25519).unwrap(),
-        hybrid: DecapsulationKey::generate(&ML_KEM_768).unwrap(),
-    };
-    let public = keys.x25519.compute_public_key().unwrap();
-    let mut shares = Vec::new();
-    for group in groups {
-        let share = match *group {
-            X25519 => public.as_ref().to_vec(),
-            X25519_ML_KEM_768 => {
-                let encapsulation = keys.hybrid.encapsulation_key().unwrap().key_bytes().unwrap();
-                [encapsulation.as_ref(), public.as_ref()].concat()
-            }
-            _ => vec![0],
-        };
-        shares.extend(group.to_be_bytes());
-        shares.extend((share.len() as u16).to_be_bytes());
-        shares.extend(share);
-    }
-    let extension =
-        |kind: u16, body: &[u8]| [&kind.to_be_bytes()[..], &(body.len() as u16).to_be_bytes(), body].concat();
-    let list = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
-    let supported: Vec<u8> = groups.iter().flat_map(|group| group.to_be_bytes()).collect();
-    let extensions = [
-        extension(0, &list(&[&[0][..], &list(name.as_bytes())].concat())),
-        extension(10, &list(&supported)),
-        extension(13, &list(&hex("04030804040105030805050108060601"))),
-        extension(43, &hex("020304")),
-        extension(45, &hex("0101")),
-        extension(51, &list(&shares)),
-    ]
-    .concat();
-    let mut random = [0; 32];
-    aws_lc_rs::rand::fill(&mut random).unwrap();
-    let body =
-        [&[3, 3][..], &random, &[32], &[0; 32], &hex("0006130113021303 0100"), &list(&extensions)].concat();
-    let mut message = [&[1][..], &(body.len() as u32).to_be_bytes()[1..], &body].concat();
-    let server = PrivateKey::from_private_key(&agreement::X25519, &run::<32>(0x40)).unwrap();
-    let key = seal(&keys.x25519, server.compute_public_key().unwrap().as_ref(), &mut message, plain);
-    (keys, key, record(22, &message))
-}
-
-fn plain(short_id: [u8; 8]) -> [u8; 16] {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as u32;
-    let mut plain = [26, 9, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    plain[4..8].copy_from_slice(&now.to_be_bytes());
-    plain[8..].copy_from_slice(&short_id);
-    plain
-}
-
-async fn read_record(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
-    let mut record = vec![0; HEADER];
-    stream.read_exact(&mut record).await?;
-    record.resize(HEADER + usize::from(u16::from_be_bytes([record[3], record[4]])), 0);
-    stream.read_exact(&mut record[HEADER..]).await?;
-    Ok(record)
-}
-
-/// Shakes hands as a client of REALITY. `None` if who answers is not the server.
-async fn connect(address: SocketAddr, groups: &[u16]) -> Option<(TlsConn, Vec<usize>)> {
-    let (keys, key, hello) = sealed_hello(groups, NAME, plain(SHORT_ID));
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(&hello).await.unwrap();
-    let server_hello = read_record(&mut stream).await.unwrap();
-    assert_eq!(read_record(&mut stream).await.unwrap(), [20, 3, 3, 0, 1, 1]);
-    let first = read_record(&mut stream).await.unwrap();
-    // As a plan it needs records behind; as one that has all of them it is taken apart the same way.
-    let long = [23, 3, 3, 2, 0];
-    let seen = [&server_hello[..], &[20, 3, 3, 0, 1, 1], &long, &[0; 512]].concat();
-    let Plan { share, group, cipher, .. } = Plan::decode(&seen).unwrap();
-    let theirs = &server_hello[share..share + group.share_len()];
-    let agree = |theirs: &[u8], before: &[u8]| {
-        let theirs = UnparsedPublicKey::new(&agreement::X25519, theirs);
-        agreement::agree(&keys.x25519, theirs, (), |shared| Ok([before, shared].concat())).unwrap()
-    };
-    let shared = match group {
-        Group::X25519 => agree(theirs, &[]),
-        Group::X25519MlKem768 => {
-            let (ciphertext, theirs) = theirs.split_at(mirror::CIPHERTEXT);
-            let secret = keys.hybrid.decapsulate(ciphertext.into()).unwrap();
-            agree(theirs, secret.as_ref())
-        }
-    };
-    let mut schedule = Schedule::new(cipher);
-    schedule.add(&hello[HEADER..]);
-    schedule.add(&server_hello[HEADER..]);
-    let secrets = schedule.handshake(&shared);
-    let mut opener = Opener::new(Secret::Tls13(schedule.traffic_secret(&secrets.server)), 0).unwrap();
-    let mut lengths = Vec::new();
-    let mut messages = Vec::new();
-    let mut sealed = first;
-    let mut certificate = Vec::new();
-    'flight: loop {
-        lengths.push(sealed.len());
-        let (kind, data) = opener.open(&mut sealed).ok()?;
-        assert_eq!(kind, ContentType::Handshake);
-        messages.extend_from_slice(&sealed[data]);
-        while let [kind, high, middle, low, ..] = messages[..] {
-            let len = 4 + u32::from_be_bytes([0, high, middle, low]) as usize;
-            if messages.len() < len {
-                break;
-            }
-            let message: Vec<u8> = messages.drain(..len).collect();
-            if kind == 11 {
-                certificate = message[4 + 1 + 3 + 3..][..178].to_vec();
-            }
-            if kind == 20 {
-                assert_eq!(*schedule.finished(&secrets.server), message[4..]);
-            }
-            schedule.add(&message);
-            if kind == 20 {
-                break 'flight;
-            }
-        }
-        sealed = read_record(&mut stream).await.unwrap();
-    }
-    let bound = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA512, &*key);
-    aws_lc_rs::hmac::verify(&bound, &certificate[72..104], &certificate[114..]).ok()?;
-    let application = schedule.application(&secrets);
-    let mut sealer = Sealer::new(Secret::Tls13(schedule.traffic_secret(&secrets.client)), 0).unwrap();
-    let finished = schedule.finished(&secrets.client);
-    let message = [&[20, 0, 0, finished.len() as u8][..], &finished].concat();
-    let sealed = sealer.seal_copy(ContentType::Handshake, &message, culvert_wire::Room::NONE).unwrap();
-    stream.write_all(&[&[20, 3, 3, 0, 1, 1][..], &sealed].concat()).await.unwrap();
-    let handover = Handover {
-        opener: Opener::new(Secret::Tls13(schedule.traffic_secret(&application.server)), 0).unwrap(),
-        sealer: Sealer::new(Secret::Tls13(schedule.traffic_secret(&application.client)), 0).unwrap(),
-        raw: BufChain::new(),
-        last_flight: BufChain::new(),
-        awaited: false,
-        tickets: None,
-    };
-    Some((TlsConn::new(Box::new(TcpConn::new(stream)), handover), lengths))
+/// A browser's hello for this name with a session id of ours, as a record.
+fn sealed_hello(name: &str, id: SessionId) -> Vec<u8> {
+    let mut hello = Hello::new(Fingerprint::Chrome133, Some(name), &[]).unwrap();
+    let shared = hello.agree_x25519(&server_key()).unwrap();
+    AuthKey::new(&shared, hello.random()).seal(&mut hello, id).unwrap();
+    record(22, hello.message())
 }
 
 #[tokio::test]
-async fn clients_are_served_in_the_shape_of_the_target() {
+async fn clients_are_served_whatever_browser_they_imitate() {
     let target = site(&[&rustls::version::TLS13]).await;
     let server = server(target).await;
-    for groups in [
-        &[X25519][..],
-        &[X25519_ML_KEM_768, X25519],
-        &[X25519_ML_KEM_768],
-        &[0x5a5a, X25519_ML_KEM_768, X25519],
-        &[X25519, X25519_ML_KEM_768],
+    for fingerprint in [
+        Fingerprint::Chrome133,
+        Fingerprint::Chrome120,
+        Fingerprint::Firefox120,
+        Fingerprint::Firefox154,
+        Fingerprint::Safari16,
+        Fingerprint::Safari26,
+        Fingerprint::Edge85,
     ] {
-        let (mut conn, lengths) = connect(server, groups).await.unwrap_or_else(|| panic!("{groups:x?}"));
-        let (_, _, hello) = sealed_hello(groups, NAME, [0; 16]);
-        let mut direct = TcpStream::connect(target).await.unwrap();
-        direct.write_all(&hello).await.unwrap();
-        read_record(&mut direct).await.unwrap();
-        read_record(&mut direct).await.unwrap();
-        assert_eq!(lengths[0], read_record(&mut direct).await.unwrap().len());
+        let reality = RealityClient { public_key: server_key(), short_id: SHORT_ID, mldsa65: None };
+        let settings = ClientSettings {
+            server_name: Some(NAME.to_owned()),
+            fingerprint: Some(fingerprint),
+            reality: Some(reality),
+            ..ClientSettings::default()
+        };
+        let store = Store::new(StoreSettings::default());
+        let connector = Connector::new(settings, &Host::parse("127.0.0.1").unwrap(), &store).unwrap();
+        let stream = TcpStream::connect(server).await.unwrap();
+        let (mut conn, _) = connector.connect(Box::new(TcpConn::new(stream))).await.unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
         let mut got = Vec::new();
         conn.write_all(&bytes).await.unwrap();
+        conn.flush().await.unwrap();
         conn.read_to_end(&mut got).await.unwrap();
-        assert!(got == bytes);
+        assert!(got == bytes, "{fingerprint:?}");
     }
 }
 
@@ -459,19 +300,15 @@ fn shape(bytes: &[u8]) -> Vec<(u8, usize)> {
 async fn strangers_see_the_target_and_nothing_else() {
     let target = site(rustls::ALL_VERSIONS).await;
     let server = server(target).await;
-    let hello = |name: &str, plain| sealed_hello(&[X25519_ML_KEM_768, X25519], name, plain).2;
-    let good = hello(NAME, plain(SHORT_ID));
-    let replayed = {
-        // Somebody has seen it go by; the server has, too.
-        seen(server, &good, true).await;
-        good
-    };
-    let wrong_id = hello(NAME, plain([9; 8]));
-    let mut late = plain(SHORT_ID);
-    late[4..8].copy_from_slice(&1_000_000_000u32.to_be_bytes());
+    let good = sealed_hello(NAME, SessionId::now(SHORT_ID));
+    // Somebody has seen it go by; the server has, too.
+    seen(server, &good, true).await;
+    let wrong_id = sealed_hello(NAME, SessionId::now([9; 8]));
+    let late = SessionId { time: 1_000_000_000, ..SessionId::now(SHORT_ID) };
     let mut tls12 = wrong_id.clone();
-    let at = tls12.windows(3).position(|window| window == [2, 3, 4]).unwrap();
-    tls12[at + 2] = 3;
+    // Chrome's versions: GREASE, 1.3, 1.2.
+    let at = tls12.windows(4).position(|window| window == [3, 4, 3, 3]).unwrap();
+    tls12[at + 1] = 3;
     let two_hellos = [&wrong_id[..], &wrong_id].concat();
     for (name, probe) in [
         ("nothing", &b""[..]),
@@ -480,9 +317,9 @@ async fn strangers_see_the_target_and_nothing_else() {
         ("a truncated hello", &wrong_id[..300]),
         ("a record header", &wrong_id[..5]),
         ("a wrong short id", &wrong_id),
-        ("a replayed hello", &replayed),
-        ("an old hello", &hello(NAME, late)),
-        ("another name", &hello("example.net", plain(SHORT_ID))),
+        ("a replayed hello", &good),
+        ("an old hello", &sealed_hello(NAME, late)),
+        ("another name", &sealed_hello("example.net", SessionId::now(SHORT_ID))),
         ("TLS 1.2 only", &tls12),
         ("two hellos", &two_hellos),
         ("junk behind a hello", &[&wrong_id[..], &[23, 3, 3, 0, 20], &[7; 20]].concat()),
@@ -502,8 +339,8 @@ async fn a_proven_client_that_sends_junk_is_told_so_as_by_a_site() {
     let target = site(&[&rustls::version::TLS13]).await;
     let server = server(target).await;
     let junk = [&[23, 3, 3, 0, 40][..], &[7; 40]].concat();
-    let (_, _, ours) = sealed_hello(&[X25519], NAME, plain(SHORT_ID));
-    let (_, _, theirs) = sealed_hello(&[X25519], NAME, [0; 16]);
+    let ours = sealed_hello(NAME, SessionId::now(SHORT_ID));
+    let theirs = sealed_hello(NAME, SessionId::now([9; 8]));
     let ours = seen(server, &[&ours[..], &junk].concat(), false).await;
     let theirs = seen(target, &[&theirs[..], &junk].concat(), false).await;
     assert_eq!((shape(&ours.0), ours.1), (shape(&theirs.0), theirs.1));
@@ -513,7 +350,7 @@ async fn a_proven_client_that_sends_junk_is_told_so_as_by_a_site() {
 async fn a_target_without_tls_1_3_is_seen_as_it_is_by_clients_too() {
     let target = site(&[&rustls::version::TLS12]).await;
     let server = server(target).await;
-    let (_, _, hello) = sealed_hello(&[X25519], NAME, plain(SHORT_ID));
+    let hello = sealed_hello(NAME, SessionId::now(SHORT_ID));
     let (ours, theirs) = tokio::join!(seen(server, &hello, false), seen(target, &hello, false));
     assert_eq!((shape(&ours.0), ours.1), (shape(&theirs.0), theirs.1));
 }
@@ -548,7 +385,7 @@ fn flights_are_measured() {
     let plan = Plan::decode(&[&four[..], &data(200)].concat()).unwrap();
     assert_eq!((plan.lengths, plan.extra), (Lengths::Separate([40, 900, 100, 74]), Some(200)));
     assert_eq!(Plan::decode(&four).unwrap().extra, None);
-    let mut retry = merged.clone();
+    let mut retry = merged;
     retry[11..43].copy_from_slice(&hex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c"));
     let alert = [21, 3, 3, 0, 2, 2, 40];
     for other in [&retry[..], &alert, &[&server_hello[..], &data(1500)].concat(), b"HTTP/1.1 400"] {
