@@ -60,6 +60,9 @@ pub trait StreamServer: Send + Sync {
         handshake: Handshake,
         dispatch: &Dispatch,
     ) -> Result<(), ServeError>;
+
+    /// What it does by itself while clients may come. Dropped when they may not any more.
+    async fn tend(&self) {}
 }
 
 /// Why an inbound could not start.

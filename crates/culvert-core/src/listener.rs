@@ -54,7 +54,8 @@ impl Inbound for StreamInbound {
         let local = listener.local_addr().map_err(failed)?;
         info!("inbound/{}: tcp server started at {local}", self.tag);
         let accept = accept(listener, self.tag.clone(), Arc::clone(&self.server), dispatch.clone());
-        let task = tokio::spawn(accept);
+        let server = Arc::clone(&self.server);
+        let task = tokio::spawn(async move { tokio::join!(accept, server.tend()).0 });
         *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running { local, task });
         Ok(())
     }

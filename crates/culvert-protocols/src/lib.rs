@@ -54,6 +54,7 @@ pub mod packetaddr;
 mod quic_tls;
 mod random;
 pub mod shadowsocks;
+pub mod shadowtls;
 pub mod socks;
 mod system_proxy;
 pub mod table;

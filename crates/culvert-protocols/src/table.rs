@@ -12,7 +12,8 @@ use culvert_core::{Dialer, Inbound, Outbound, Tag};
 use thiserror::Error;
 
 use crate::{
-    anytls, block, carrier, direct, http, hysteria2, mixed, mux, mux_cool, packetaddr, shadowsocks, socks,
+    anytls, block, carrier, direct, http, hysteria2, mixed, mux, mux_cool, packetaddr, shadowsocks, shadowtls,
+    socks,
     trojan, uot, vless, vmess,
 };
 
@@ -27,6 +28,7 @@ pub const TABLE: &[&Protocol] = &[
     &anytls::PROTOCOL,
     &vless::PROTOCOL,
     &shadowsocks::PROTOCOL,
+    &shadowtls::PROTOCOL,
     &vmess::PROTOCOL,
     &hysteria2::PROTOCOL,
     &uot::PROTOCOL,

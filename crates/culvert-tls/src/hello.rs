@@ -22,7 +22,8 @@ const ALPN: u16 = 16;
 
 /// Where the name of the server stands in `flight`, which begins with the record of a ClientHello. `None` if there is
 /// none, or the message is longer than its record.
-pub(crate) fn server_name(flight: &[u8]) -> Option<Range<usize>> {
+#[must_use]
+pub fn server_name(flight: &[u8]) -> Option<Range<usize>> {
     find_name(flight).ok().flatten()
 }
 

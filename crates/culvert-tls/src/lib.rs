@@ -39,7 +39,7 @@ mod engine;
 pub mod error;
 pub mod fault;
 mod fragment;
-mod hello;
+pub mod hello;
 mod identity;
 mod notes;
 pub mod options;

@@ -78,6 +78,19 @@ impl TlsConn {
         }
     }
 
+    /// The stream below.
+    #[must_use]
+    pub fn lower(&self) -> &dyn StreamConn {
+        &*self.lower
+    }
+
+    /// Leaves TLS: the stream below, and what opens the records of the peer, if there can be more. Nothing may have been read
+    /// besides the handshake; what was written must have been flushed.
+    #[must_use]
+    pub fn into_parts(self) -> (BoxStream, Option<Opener>) {
+        (self.lower, self.reading.into_opener())
+    }
+
     /// Opens what is at hand, and reads more until there is data, an end or an error.
     fn poll_open(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<io::Result<BufChain>> {
         self.writing.drain_awaited(cx, &mut self.lower);

@@ -109,6 +109,13 @@ impl Reading {
         self.raw.is_empty() && self.plain.is_empty() && self.message.capacity() == 0
     }
 
+    pub(super) fn into_opener(self) -> Option<Opener> {
+        match self.state {
+            State::Open(opener) => Some(opener),
+            State::Ended | State::Failed | State::Bypassed => None,
+        }
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         matches!(self.state, State::Ended)
     }

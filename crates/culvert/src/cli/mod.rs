@@ -9,6 +9,7 @@ mod explain;
 mod format;
 mod generate;
 mod merge;
+mod probe;
 mod rule_set;
 mod run;
 mod schema;
@@ -79,6 +80,8 @@ enum Command {
     RuleSet(rule_set::Command),
     /// Say which rules a connection meets, which outbound it gets, and why.
     Explain(explain::Arguments),
+    /// Probe a server as a censor would, and say where it differs from the site that it imitates.
+    Probe(probe::Arguments),
     /// Print a completion script for a shell.
     Completion(completion::Arguments),
 }
@@ -127,6 +130,7 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
         Command::Generate(command) => generate::execute(command),
         Command::RuleSet(command) => rule_set::execute(&cli.global, command),
         Command::Explain(arguments) => explain::execute(&cli.global, arguments),
+        Command::Probe(arguments) => probe::execute(arguments),
         Command::Completion(arguments) => completion::execute(arguments),
     }
 }

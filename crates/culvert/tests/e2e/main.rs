@@ -12,6 +12,8 @@
 //! | [`trojan_gfw`] | Trojan's own program, and strangers at a server's door |
 //! | [`libev`]   | Shadowsocks with shadowsocks-libev, its plugins, and relays                           |
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
+//! | [`reality`] | protocols inside REALITY, and strangers before it                                      |
+//! | [`shadowtls`] | ShadowTLS with Shadowsocks inside, and strangers before it                        |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
 //! | [`tun`]     | a TUN device in a network namespace of its own                                        |
 //! | [`wireguard`] | WireGuard with sing-box and with wireguard-go |
@@ -32,6 +34,8 @@ mod http;
 mod libev;
 mod program;
 mod proxy;
+mod reality;
+mod shadowtls;
 mod site;
 mod socks;
 mod table;

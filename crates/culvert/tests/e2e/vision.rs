@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 const ID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
@@ -76,6 +77,31 @@ async fn origin(
     certificate: &Certificate,
     version: &'static SupportedProtocolVersion,
 ) -> Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
+    serve(certificate, version, |mut stream| async move {
+        let (length, piece) = (stream.read_u64().await?, stream.read_u64().await?);
+        exchange(stream, [2, 1], length, piece as usize).await
+    })
+    .await
+}
+
+/// A server that says what it hears.
+pub(crate) async fn echo(
+    certificate: &Certificate,
+    version: &'static SupportedProtocolVersion,
+) -> Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
+    serve(certificate, version, |stream| async move {
+        let (mut reading, mut writing) = tokio::io::split(stream);
+        tokio::io::copy(&mut reading, &mut writing).await?;
+        Ok(writing.shutdown().await?)
+    })
+    .await
+}
+
+async fn serve<F: Future<Output = Result> + Send>(
+    certificate: &Certificate,
+    version: &'static SupportedProtocolVersion,
+    one: impl Fn(TlsStream<TcpStream>) -> F + Copy + Send + Sync + 'static,
+) -> Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
     let chain = vec![CertificateDer::from_pem_slice(certificate.certificate.as_bytes())?];
     let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes())?;
     let config = ServerConfig::builder_with_provider(provider())
@@ -88,17 +114,16 @@ async fn origin(
     let serving = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let acceptor = acceptor.clone();
-            tokio::spawn(async move {
-                let mut stream = acceptor.accept(stream).await?;
-                let (length, piece) = (stream.read_u64().await?, stream.read_u64().await?);
-                exchange(stream, [2, 1], length, piece as usize).await
-            });
+            tokio::spawn(async move { one(acceptor.accept(stream).await?).await });
         }
     });
     Ok((address, serving))
 }
 
-fn connector(certificate: &Certificate, version: &'static SupportedProtocolVersion) -> Result<TlsConnector> {
+pub(crate) fn connector(
+    certificate: &Certificate,
+    version: &'static SupportedProtocolVersion,
+) -> Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(certificate.certificate.as_bytes())?)?;
     let config = ClientConfig::builder_with_provider(provider())

@@ -14,8 +14,9 @@ use tokio::io::AsyncWriteExt;
 
 use super::auth::Policy;
 use super::flight::{self, Flight};
-use super::hello::{ClientHello, MAX_BYTES};
+use super::hello::{ClientHello, MAX_BYTES, Offer};
 use super::mirror::{MAX_FLIGHT, Plan};
+use super::tail::Tails;
 use crate::conn::{Handover, TlsConn};
 use crate::engine::Facts;
 use crate::error::{SettingsError, Side, TlsError, TlsFault};
@@ -35,6 +36,7 @@ const DECRYPT_ERROR: u8 = 51;
 pub struct RealityAcceptor {
     policy: Arc<Policy>,
     pair: Arc<Ed25519KeyPair>,
+    tails: Arc<Tails>,
 }
 
 /// What a connection became.
@@ -77,7 +79,13 @@ impl RealityAcceptor {
     /// The system has no random numbers.
     pub fn new(policy: Policy) -> Result<Self, SettingsError> {
         let pair = Ed25519KeyPair::generate().map_err(|error| SettingsError::invalid("reality", error))?;
-        Ok(Self { policy: Arc::new(policy), pair: Arc::new(pair) })
+        Ok(Self { policy: Arc::new(policy), pair: Arc::new(pair), tails: Arc::default() })
+    }
+
+    /// What the target sends behind its handshakes.
+    #[must_use]
+    pub fn tails(&self) -> &Tails {
+        &self.tails
     }
 
     /// Serves one connection. `target` leads to the site that is imitated.
@@ -93,7 +101,7 @@ impl RealityAcceptor {
         let Some((hello, flight, cipher)) = found else { return Ok(Outcome::Stranger(pair)) };
         let Stranger { mut conn, early, .. } = pair;
         let name = hello.server_name.clone();
-        let finished = self.finish(&mut conn, early, flight).await;
+        let finished = self.finish(&mut conn, early, flight, hello.offer).await;
         let handover = finished.map_err(|fault| failed(name.clone(), fault))?;
         let suite = match cipher {
             Cipher::Aes128Gcm => "TLS_AES_128_GCM_SHA256",
@@ -172,6 +180,7 @@ impl RealityAcceptor {
         conn: &mut BoxStream,
         mut raw: BufChain,
         mut flight: Flight,
+        offer: Offer,
     ) -> Result<Handover, TlsFault> {
         write_chain(conn, &mut flight.bytes).await?;
         for _ in 0..MAX_USELESS {
@@ -190,8 +199,12 @@ impl RealityAcceptor {
             if kind != ContentType::Handshake || !flight.is_finished(&content) {
                 return Err(self.refuse(conn, flight, DECRYPT_ERROR).await);
             }
-            let Flight { opener, sealer, .. } = flight;
-            let last_flight = BufChain::new();
+            let Flight { opener, mut sealer, .. } = flight;
+            let mut last_flight = BufChain::new();
+            for len in self.tails.of(offer) {
+                last_flight.extend(sealer.seal_padded(ContentType::Data, &[], len));
+            }
+            write_chain(conn, &mut last_flight).await?;
             return Ok(Handover { opener, sealer, raw, last_flight, awaited: false, tickets: None });
         }
         Err(self.refuse(conn, flight, 10).await)

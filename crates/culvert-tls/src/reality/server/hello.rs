@@ -12,6 +12,7 @@ pub const MAX_BYTES: usize = MAX_MESSAGE + MAX_MESSAGE / 8 * HEADER;
 const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_NAME: u16 = 0;
+const ALPN: u16 = 16;
 const SUPPORTED_VERSIONS: u16 = 43;
 const KEY_SHARE: u16 = 51;
 const TLS_13: u16 = 0x0304;
@@ -28,6 +29,17 @@ pub const ENCAPSULATION_KEY: usize = 1184;
 /// Where the session id stands in the message, which has 32 bytes.
 pub const SESSION_ID: std::ops::Range<usize> = 39..71;
 
+/// What a client offers by ALPN: as much as a site's behaviour behind its handshake may depend on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Offer {
+    /// Nothing.
+    None,
+    /// Something else than HTTP/2 first.
+    Http1,
+    /// HTTP/2 first.
+    Http2,
+}
+
 /// What a hello says, as far as it matters here.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ClientHello {
@@ -41,6 +53,8 @@ pub struct ClientHello {
     pub offers_tls13: bool,
     /// The name that is asked for.
     pub server_name: Option<String>,
+    /// What it offers by ALPN.
+    pub offer: Offer,
     /// The X25519 share.
     pub x25519: Option<[u8; KEY]>,
     /// The X25519MLKEM768 share: encapsulation key, then X25519 key.
@@ -118,6 +132,7 @@ impl ClientHello {
             random,
             offers_tls13: false,
             server_name: None,
+            offer: Offer::None,
             x25519: None,
             hybrid: None,
         };
@@ -128,6 +143,7 @@ impl ClientHello {
             match kind {
                 SERVER_NAME => hello.server_name = server_name(&mut body)?,
                 SUPPORTED_VERSIONS => hello.offers_tls13 = offers_tls13(&mut body)?,
+                ALPN => hello.offer = offer(&mut body)?,
                 KEY_SHARE => hello.key_shares(&mut body)?,
                 _ => {}
             }
@@ -169,6 +185,12 @@ fn server_name(body: &mut Reader<'_>) -> Result<Option<String>, DecodeError> {
     list.expect(&[0], "name type")?;
     let len = list.u16()?;
     Ok(String::from_utf8(list.take(len.into())?.to_vec()).ok())
+}
+
+fn offer(body: &mut Reader<'_>) -> Result<Offer, DecodeError> {
+    body.u16()?;
+    let len = body.u8()?;
+    Ok(if body.take(len.into())? == b"h2" { Offer::Http2 } else { Offer::Http1 })
 }
 
 fn offers_tls13(body: &mut Reader<'_>) -> Result<bool, DecodeError> {

@@ -16,6 +16,7 @@
 //! | [`auth`] | what proves it |
 //! | [`mirror`] | what the target's flight looks like |
 //! | `flight` | our own flight |
+//! | [`tail`] | what the target sends behind its handshake, and so do we |
 //! | `accept` | one connection, from its first byte to a [`TlsConn`](crate::TlsConn) or a relay |
 //!
 //! Sources: XTLS/REALITY `handshake_server_tls13.go` and `tls.go` (2026-03 and 8cdf7bf), RFC 8446. Hellos with an
@@ -28,6 +29,7 @@ pub mod auth;
 mod flight;
 pub mod hello;
 pub mod mirror;
+pub mod tail;
 
 #[cfg(test)]
 mod tests;

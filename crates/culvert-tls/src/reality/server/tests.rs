@@ -18,9 +18,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use super::hello::{self, ClientHello, SESSION_ID};
+use super::hello::{self, ClientHello, Offer, SESSION_ID};
 use super::mirror::{self, Group, Lengths, Plan};
-use super::{Outcome, Policy, RealityAcceptor, flight};
+use super::{Outcome, Policy, RealityAcceptor, flight, tail};
 use crate::browser::{ClientHello as Hello, Fingerprint};
 use crate::reality::tests::hex;
 use crate::reality::{AuthKey, RealityClient, SessionId};
@@ -263,6 +263,46 @@ async fn clients_are_served_whatever_browser_they_imitate() {
         conn.read_to_end(&mut got).await.unwrap();
         assert!(got == bytes, "{fingerprint:?}");
     }
+}
+
+#[tokio::test]
+async fn records_behind_the_handshake_are_those_of_the_target() {
+    let target = site(&[&rustls::version::TLS13]).await;
+    let host = Host::parse("127.0.0.1").unwrap();
+    let visitor = tail::visitor(NAME, &host, Offer::Http2).unwrap();
+    let listen = async |address: SocketAddr| {
+        let stream = TcpStream::connect(address).await.unwrap();
+        tail::listen(&visitor, Box::new(TcpConn::new(stream))).await.unwrap().unwrap()
+    };
+    let lengths = listen(target).await;
+    assert!(!lengths.is_empty(), "the library sends tickets");
+    let policy = Policy::new(&run::<32>(0x40), NAME.to_owned(), vec![SHORT_ID], None).unwrap();
+    let acceptor = RealityAcceptor::new(policy).unwrap();
+    acceptor.tails().set(Offer::Http2, lengths.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        let stream = TcpConn::new(listener.accept().await.unwrap().0);
+        let target = TcpConn::new(TcpStream::connect(target).await.unwrap());
+        let Outcome::Client(conn, _) = acceptor.accept(Box::new(stream), Box::new(target)).await.unwrap()
+        else {
+            panic!("a stranger");
+        };
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        drop(conn);
+    });
+    let reality = RealityClient { public_key: server_key(), short_id: SHORT_ID, mldsa65: None };
+    let settings = ClientSettings {
+        server_name: Some(NAME.to_owned()),
+        fingerprint: Some(Fingerprint::Chrome),
+        reality: Some(reality),
+        ..ClientSettings::default()
+    };
+    let client = Connector::new(settings, &host, &Store::new(StoreSettings::default())).unwrap();
+    let stream = TcpStream::connect(address).await.unwrap();
+    let ours = tail::listen(&client, Box::new(TcpConn::new(stream))).await.unwrap().unwrap();
+    assert_eq!(ours, lengths);
+    serving.abort();
 }
 
 /// What somebody sees who sends this: all bytes until the end or until nothing comes, and how it ends.
