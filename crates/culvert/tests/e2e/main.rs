@@ -42,8 +42,8 @@ mod table;
 mod trojan_gfw;
 mod tun;
 mod v2ray;
-mod wireguard;
 mod vision;
+mod wireguard;
 
 use culvert_testkit::peer::Program;
 
