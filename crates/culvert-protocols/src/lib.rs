@@ -21,7 +21,9 @@
 //! | `netstack` | the userspace TCP/IP stack among tasks, for TUN and WireGuard |
 //! | [`wireguard`] | WireGuard |
 //! | [`hysteria2`] | Hysteria 2 |
+//! | [`hysteria`] | Hysteria 1 |
 //! | `h3`, `quic_tls` | what protocols over QUIC share: HTTP/3, the `tls` options |
+//! | [`tuic`] | TUIC |
 //! | [`direct`] | straight to the target |
 //! | [`block`] | nowhere |
 //! | [`uot`] | UDP over TCP, which several protocols carry |
@@ -38,11 +40,13 @@ mod carrier;
 mod chunks;
 pub mod direct;
 pub mod fields;
+mod fragments;
 pub mod framed;
 mod h3;
 mod handshake;
 mod headed;
 pub mod http;
+pub mod hysteria;
 pub mod hysteria2;
 pub mod mixed;
 mod mux;
@@ -53,6 +57,7 @@ mod onward;
 pub mod packetaddr;
 mod quic_tls;
 mod random;
+mod replied;
 pub mod shadowsocks;
 pub mod shadowtls;
 pub mod socks;
@@ -61,6 +66,7 @@ pub mod table;
 #[cfg(test)]
 mod testing;
 pub mod trojan;
+pub mod tuic;
 #[cfg(target_os = "linux")]
 pub mod tun;
 pub mod uot;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use culvert_config::options::tls::OutboundTls;
+use culvert_config::options::tls::{InboundTls, OutboundTls};
 use culvert_quic::{ClientTls, ServerTls};
 use culvert_tls::{Acceptor, Connector, ServerSettings, Store, options};
 use culvert_wire::Host;
@@ -16,6 +16,18 @@ pub(crate) fn server(
     early_data: bool,
 ) -> Result<ServerTls, BuildError> {
     ServerTls::new(&Acceptor::new(settings)?, alpn, early_data).map_err(invalid)
+}
+
+/// TLS of an inbound with these options, which must be there and enabled, likewise.
+pub(crate) fn inbound(
+    tls: Option<&InboundTls>,
+    alpn: &[&str],
+    early_data: bool,
+) -> Result<ServerTls, BuildError> {
+    let Some(tls) = tls.filter(|tls| tls.enabled) else {
+        return Err(BuildError::Invalid { option: "tls", reason: "it is required".to_owned() });
+    };
+    server(&options::server(tls)?, alpn, early_data)
 }
 
 /// TLS of a client of `server`, likewise.

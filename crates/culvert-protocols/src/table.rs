@@ -12,8 +12,8 @@ use culvert_core::{Dialer, Inbound, Outbound, Tag};
 use thiserror::Error;
 
 use crate::{
-    anytls, block, carrier, direct, http, hysteria2, mixed, mux, mux_cool, packetaddr, shadowsocks,
-    shadowtls, socks, trojan, uot, vless, vmess,
+    anytls, block, carrier, direct, http, hysteria, hysteria2, mixed, mux, mux_cool, packetaddr, shadowsocks,
+    shadowtls, socks, trojan, tuic, uot, vless, vmess,
 };
 
 /// All protocols. Groups of outbounds are no protocols: the program makes them.
@@ -30,6 +30,8 @@ pub const TABLE: &[&Protocol] = &[
     &shadowtls::PROTOCOL,
     &vmess::PROTOCOL,
     &hysteria2::PROTOCOL,
+    &hysteria::PROTOCOL,
+    &tuic::PROTOCOL,
     &uot::PROTOCOL,
     &mux_cool::PROTOCOL,
     &packetaddr::PROTOCOL,

@@ -120,6 +120,11 @@ pub(crate) fn no_dialer(_: &culvert_config::options::dial::DialOptions) -> Resul
     Ok(Dialer::new(Arc::new(NoNames)))
 }
 
+/// A dialer that goes straight to addresses.
+pub(crate) fn direct() -> Dialer {
+    Dialer::new(Arc::new(NoNames))
+}
+
 /// Whom to trust: nobody.
 pub(crate) fn store() -> Arc<culvert_tls::Store> {
     let settings =

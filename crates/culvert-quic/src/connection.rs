@@ -336,6 +336,12 @@ impl Connection {
         Ok(QuicStream::new(self.clone(), id, false, true))
     }
 
+    /// Opens a stream to send by, as soon as the peer allows one more; see [`Connection::open_uni`].
+    pub fn poll_open_uni(&self, cx: &mut Context<'_>) -> Poll<Result<QuicStream, ConnectionError>> {
+        let opened = self.poll_open(cx, Dir::Uni);
+        opened.map_ok(|id| QuicStream::new(self.clone(), id, false, true))
+    }
+
     /// Opens a stream to send by, if the peer allows one more now.
     ///
     /// # Errors
@@ -483,6 +489,13 @@ impl Connection {
     /// Changes the congestion control, from the next packet on.
     pub fn set_congestion(&self, congestion: Congestion) {
         self.0.choice.set(congestion);
+    }
+
+    /// Sets how many bytes the peer may send ahead in all streams together; what it was allowed before stays allowed.
+    pub fn set_receive_window(&self, bytes: u64) {
+        let window = VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
+        self.0.lock().proto.set_receive_window(window);
+        self.0.post();
     }
 
     /// Derives bytes from the secrets of the handshake (RFC 8446 section 7.5), once that is over.

@@ -30,6 +30,8 @@ impl AddressCodec {
     pub const VLESS: Self = Self { v4: 1, domain: 2, v6: 3, port_first: true };
     /// UDP over TCP, version 1 and the packets of version 2.
     pub const UOT: Self = Self { v4: 0, domain: 2, v6: 1, port_first: false };
+    /// TUIC.
+    pub const TUIC: Self = Self { v4: 1, domain: 0, v6: 2, port_first: false };
 
     /// Reads a target. A name that is an address in text becomes the address.
     ///

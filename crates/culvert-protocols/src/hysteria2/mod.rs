@@ -27,16 +27,13 @@ mod inbound;
 mod masquerade;
 mod outbound;
 mod packets;
-mod reply;
 mod salamander;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use culvert_config::options::dial::DialOptions;
-use culvert_config::options::http_fields::QuicOptions;
 use culvert_config::options::hysteria::{Obfuscation, ObfuscationKind};
 use culvert_config::options::inbound::hysteria::Hysteria2Inbound;
 use culvert_config::options::listen::ListenOptions;
@@ -44,9 +41,10 @@ use culvert_config::options::outbound::hysteria::Hysteria2Outbound;
 use culvert_config::options::quic::BbrProfile as ProfileOption;
 use culvert_config::value::Word;
 use culvert_core::{Inbound, Outbound};
-use culvert_quic::{BbrProfile, Disguise, Transport};
+use culvert_quic::{BbrProfile, Disguise};
 
 use self::salamander::Salamander;
+use crate::fields::quic::transport;
 use crate::table::{BuildInbound, BuildOutbound, inbound, outbound};
 use crate::{BuildError, InboundCx, OutboundCx, Protocol};
 
@@ -117,35 +115,4 @@ fn disguise(option: &Obfuscation) -> Result<Option<Arc<dyn Disguise>>, BuildErro
             Err(BuildError::NotBuilt { feature: "`obfs` of type gecko for hysteria2".to_owned() })
         }
     }
-}
-
-/// What the `quic` options change in `transport`.
-pub(crate) fn transport(options: &QuicOptions, mut transport: Transport) -> Result<Transport, BuildError> {
-    let invalid = |option, reason: &str| BuildError::Invalid { option, reason: reason.to_owned() };
-    let common = &options.common;
-    if let Some(time) = common.idle_timeout.get() {
-        transport.idle_timeout = time;
-    }
-    if let Some(time) = common.keep_alive_period.get() {
-        transport.keep_alive = Some(time).filter(|time| *time > Duration::ZERO);
-    }
-    if let Some(size) = &common.stream_receive_window {
-        transport.stream_window = size.bytes;
-    }
-    if let Some(size) = &common.connection_receive_window {
-        transport.connection_window = size.bytes;
-    }
-    match u64::try_from(common.max_concurrent_streams) {
-        Ok(0) => {}
-        Ok(streams) => transport.bidi_streams = streams,
-        Err(_) => return Err(invalid("max_concurrent_streams", "there are no negative numbers of streams")),
-    }
-    if options.initial_packet_size != 0 {
-        transport.initial_packet = u16::try_from(options.initial_packet_size)
-            .ok()
-            .filter(|size| (1200..=1452).contains(size))
-            .ok_or_else(|| invalid("initial_packet_size", "packets have 1200 to 1452 bytes"))?;
-    }
-    transport.mtu_discovery = !options.disable_path_mtu_discovery;
-    Ok(transport)
 }

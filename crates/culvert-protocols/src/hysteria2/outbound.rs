@@ -19,16 +19,16 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinSet;
 
 use super::auth::{Accepted, Request};
-use super::codec::{Head, encode_request, padding};
+use super::codec::{Head, MAX_MESSAGE, decode_reply, encode_request, padding};
 use super::fragments::Fragments;
 use super::inbound::SOCKET_BUFFER;
 use super::packets::{ClientPackets, Sender};
-use super::reply::Replied;
 use super::{disguise, profile, rate, transport};
 use crate::fields::server::server;
 use crate::h3::{self, Background};
 use crate::handshake::{dial_error, write_error};
 use crate::headed::Headed;
+use crate::replied::Replied;
 use crate::{BuildError, OutboundCx};
 
 /// Connecting and logging in, all attempts together (as sing-box).
@@ -338,7 +338,7 @@ impl Outbound for Client {
         let stream = opened.map_err(|error| write_error("hysteria2 stream")(error.into()))?;
         let mut request = Vec::new();
         encode_request(&session.target, &padding(64, 512), &mut request);
-        let stream = Box::new(Replied::new(Box::new(stream)));
+        let stream = Box::new(Replied::new(Box::new(stream), decode_reply, MAX_MESSAGE));
         Headed::open(request, stream, early).await.map_err(write_error("hysteria2 request"))
     }
 

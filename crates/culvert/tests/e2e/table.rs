@@ -106,11 +106,13 @@ macro_rules! served_links {
 }
 
 mod anytls;
+mod hysteria;
 mod hysteria2;
 mod mux;
 mod shadowsocks;
 mod transports;
 mod trojan;
+mod tuic;
 mod vless;
 mod vmess;
 
@@ -165,6 +167,14 @@ pub(crate) fn behind_tls(mut inbound: Value) -> Value {
     inbound["tls"] =
         json!({ "enabled": true, "certificate": [CERTIFICATE.certificate], "key": [CERTIFICATE.key] });
     inbound
+}
+
+/// `options` with `more` of them.
+fn with(mut options: Value, more: Value) -> Value {
+    if let (Some(options), Value::Object(more)) = (options.as_object_mut(), more) {
+        options.extend(more);
+    }
+    options
 }
 
 /// An outbound that logs in as the known user.

@@ -9,11 +9,15 @@ use culvert_wire::{BufChain, DecodeError, Reader, Room};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::codec::{MAX_MESSAGE, decode_reply};
+/// Reads a reply: what the server says against the connection, if it does.
+pub(crate) type DecodeReply = fn(&mut Reader<'_>) -> Result<Result<(), String>, DecodeError>;
 
 /// See the module. A refusal is an error of the first read: the client's application has sent its first bytes by then.
-pub(super) struct Replied {
+pub(crate) struct Replied {
     conn: BoxStream,
+    decode: DecodeReply,
+    /// Longest reply.
+    most: usize,
     /// The reply is still to come.
     waiting: bool,
     /// What has come and was not given out.
@@ -21,8 +25,9 @@ pub(super) struct Replied {
 }
 
 impl Replied {
-    pub(super) fn new(conn: BoxStream) -> Self {
-        Self { conn, waiting: true, held: BufChain::new() }
+    /// `conn`, by which a reply of at most `most` bytes comes first.
+    pub(crate) fn new(conn: BoxStream, decode: DecodeReply, most: usize) -> Self {
+        Self { conn, decode, most, waiting: true, held: BufChain::new() }
     }
 
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -33,7 +38,7 @@ impl Replied {
             }
             self.held.append(&mut more);
             let mut reader = Reader::new(self.held.contiguous());
-            match decode_reply(&mut reader) {
+            match (self.decode)(&mut reader) {
                 Ok(Ok(())) => {
                     let used = reader.position();
                     self.held.advance(used);
@@ -44,7 +49,7 @@ impl Replied {
                         io::Error::new(io::ErrorKind::ConnectionRefused, format!("server refused: {reason}"));
                     return Poll::Ready(Err(error));
                 }
-                Err(DecodeError::Incomplete) if self.held.len() <= MAX_MESSAGE => {}
+                Err(DecodeError::Incomplete) if self.held.len() <= self.most => {}
                 Err(_) => {
                     return Poll::Ready(Err(io::Error::new(
                         io::ErrorKind::InvalidData,

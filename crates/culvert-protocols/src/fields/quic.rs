@@ -1,0 +1,113 @@
+//! What protocols over QUIC share besides TLS: limits of connections, sockets.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use culvert_config::options::http_fields::QuicOptions;
+use culvert_core::{DialError, Dialer, Session, StartError, Tag};
+use culvert_os::socket::{Fragmentation, receive_buffer, udp_socket};
+use culvert_quic::{Connection, Link, Transport};
+use culvert_wire::Target;
+use tokio::net::UdpSocket;
+
+use super::listen::Listen;
+use crate::BuildError;
+
+/// Streams that options may allow a peer at most.
+const MOST_STREAMS: u64 = 1 << 16;
+/// Kernel buffers of a socket, asked for.
+const SOCKET_BUFFER: usize = 4 << 20;
+/// A server that has not answered for so long, and for many round trips, is not waited for by new streams.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// What the `quic` options change in `transport`.
+pub(crate) fn transport(options: &QuicOptions, mut transport: Transport) -> Result<Transport, BuildError> {
+    let invalid = |option, reason: &str| BuildError::Invalid { option, reason: reason.to_owned() };
+    let common = &options.common;
+    if let Some(time) = common.idle_timeout.get() {
+        transport.idle_timeout = time;
+    }
+    if let Some(time) = common.keep_alive_period.get() {
+        transport.keep_alive = Some(time).filter(|time| *time > Duration::ZERO);
+    }
+    if let Some(size) = &common.stream_receive_window {
+        transport.stream_window = size.bytes;
+    }
+    if let Some(size) = &common.connection_receive_window {
+        transport.connection_window = size.bytes;
+    }
+    match u64::try_from(common.max_concurrent_streams) {
+        Ok(0) => {}
+        // Each that may be open costs memory also where it is not.
+        Ok(streams) => transport.bidi_streams = streams.min(MOST_STREAMS),
+        Err(_) => return Err(invalid("max_concurrent_streams", "there are no negative numbers of streams")),
+    }
+    if options.initial_packet_size != 0 {
+        transport.initial_packet = u16::try_from(options.initial_packet_size)
+            .ok()
+            .filter(|size| (1200..=1452).contains(size))
+            .ok_or_else(|| invalid("initial_packet_size", "packets have 1200 to 1452 bytes"))?;
+    }
+    transport.mtu_discovery &= !options.disable_path_mtu_discovery;
+    Ok(transport)
+}
+
+/// The dial fields of a client: large buffers, and packets that are not cut on the way.
+pub(crate) fn client_dialer(mut dialer: Dialer) -> Dialer {
+    dialer.udp.fragmentation = Fragmentation::Probe;
+    dialer.udp.buffer = SOCKET_BUFFER;
+    dialer
+}
+
+/// What carries a client's packets to its server, and the address that the connection calls that by. Of several addresses
+/// each attempt takes another one.
+pub(crate) async fn client_link(
+    dialer: &Dialer,
+    session: &Session,
+    server: &Target,
+    attempt: usize,
+) -> Result<(Link, SocketAddr), DialError> {
+    if dialer.detour.is_some() {
+        let packets = dialer.packets(session, server).await?;
+        // A name is the detour's to resolve; the connection calls the server by an address that nobody has.
+        let unknown = SocketAddr::from(([192, 0, 0, 8], server.port.max(1)));
+        let address = server.socket_addr().unwrap_or(unknown);
+        return Ok((Link::packets(packets, address, server.clone()), address));
+    }
+    let found = dialer.resolve(server).await?;
+    let Some(ip) = found.get(attempt % found.len().max(1)) else {
+        let source = std::io::ErrorKind::AddrNotAvailable.into();
+        return Err(DialError::Connect { target: server.clone(), source });
+    };
+    let link = Link::socket(dialer.udp_socket()?)
+        .map_err(|source| DialError::Handshake { phase: "open UDP socket", source })?;
+    Ok((link, SocketAddr::new(*ip, server.port)))
+}
+
+/// Whether a connection may be used for more: it has not ended, and its server answers.
+pub(crate) fn is_alive(connection: &Connection) -> bool {
+    let patience = SILENCE.max(6 * connection.rtt());
+    connection.error().is_none() && connection.silence().is_none_or(|silence| silence < patience)
+}
+
+/// The socket of a server, and its address.
+pub(crate) fn server_link(tag: &Tag, listen: &Listen) -> Result<(Link, SocketAddr), StartError> {
+    let mut options = listen.udp.clone();
+    options.fragmentation = Fragmentation::Probe;
+    options.buffer = SOCKET_BUFFER;
+    let socket = udp_socket(&options, listen.address)
+        .map_err(|source| StartError::Listen { tag: tag.clone(), source })?;
+    let failed = |source| StartError::Io { tag: tag.clone(), phase: "listen for packets", source };
+    let socket = UdpSocket::from_std(socket).map_err(failed)?;
+    let local = socket.local_addr().map_err(failed)?;
+    if let Ok(granted) = receive_buffer(socket.as_fd())
+        && granted < SOCKET_BUFFER / 2
+    {
+        tracing::warn!(
+            "inbound/{tag}: the system keeps {granted} bytes of what comes, which loses packets at high rates; \
+             raise net.core.rmem_max to {SOCKET_BUFFER}"
+        );
+    }
+    Ok((Link::socket(socket).map_err(failed)?, local))
+}

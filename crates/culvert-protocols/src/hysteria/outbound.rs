@@ -1,0 +1,222 @@
+//! The client: one connection for all streams and associations, made when it is first needed and again when it has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use culvert_config::options::outbound::hysteria::HysteriaOutbound;
+use culvert_core::conn::write_chain;
+use culvert_core::handshake::read_message;
+use culvert_core::{
+    BoxPackets, BoxStream, DialError, Dialer, Network, Outbound, ServeError, Session, Tag, timeouts,
+};
+use culvert_quic::{ClientTls, Congestion, Connection, Disguise, QuicStream, Transport};
+use culvert_wire::{BufChain, Reader, Target};
+use tokio::sync::Mutex;
+use tracing::debug;
+
+use super::codec::{ClientHello, MAX_MESSAGE, Request, Response, ServerHello};
+use super::packets::Hub;
+use super::{ALPN, WRONG_PASSWORD, disguise, speeds};
+use crate::fields::quic::{client_dialer, client_link, is_alive, transport};
+use crate::fields::server::server;
+use crate::headed::Headed;
+use crate::replied::Replied;
+use crate::{BuildError, OutboundCx};
+
+/// Datagrams taken at once.
+const BATCH: usize = 64;
+/// How long one attempt to connect may take: a server that comes back is found by the next one, as the waits within an
+/// attempt grow.
+const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// The outbound.
+pub(super) struct Client {
+    tag: Tag,
+    dialer: Dialer,
+    server: Target,
+    tls: ClientTls,
+    transport: Transport,
+    disguise: Option<Arc<dyn Disguise>>,
+    hello: ClientHello,
+    tcp: bool,
+    udp: bool,
+    current: Mutex<Option<Arc<Hub>>>,
+}
+
+impl Client {
+    pub(super) fn new(cx: OutboundCx, options: &HysteriaOutbound) -> Result<Self, BuildError> {
+        if !options.server_ports.is_empty() {
+            return Err(cx.not_built("server_ports"));
+        }
+        let server = server(&options.server)?;
+        let (send, receive) = speeds(options.upload(), options.download())?;
+        let mut base = Transport { bidi_streams: 0, uni_streams: 0, ..Transport::default() };
+        let given = |value: u64, default: u64| if value > 0 { value } else { default };
+        base.stream_window = given(options.recv_window_conn, base.stream_window);
+        base.connection_window = given(options.recv_window, base.connection_window);
+        base.mtu_discovery = !options.disable_mtu_discovery;
+        Ok(Self {
+            tag: cx.tag,
+            dialer: client_dialer(cx.dialer),
+            tls: crate::quic_tls::client(options.tls.as_deref(), &server.host, &cx.store, ALPN, false)?,
+            server,
+            transport: transport(&options.quic, base)?,
+            disguise: disguise(&options.obfs),
+            hello: ClientHello { send, receive, auth: options.secret().to_vec() },
+            tcp: options.network.tcp(),
+            udp: options.network.udp(),
+            current: Mutex::new(None),
+        })
+    }
+
+    /// The connection there is, or a new one.
+    async fn hub(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
+        let limit = timeouts::OUTBOUND_HANDSHAKE;
+        let found = tokio::time::timeout(limit, async {
+            let mut current = self.current.lock().await;
+            if let Some(hub) = current.as_ref().filter(|hub| is_alive(&hub.connection)) {
+                return Ok(Arc::clone(hub));
+            }
+            let hub = self.connect(session).await?;
+            *current = Some(Arc::clone(&hub));
+            Ok(hub)
+        });
+        found.await.unwrap_or(Err(DialError::Timeout { phase: "connect to the server", limit }))
+    }
+
+    /// Attempts until one succeeds; the caller limits the time.
+    async fn connect(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
+        for attempt in 0.. {
+            let (mut link, address) = client_link(&self.dialer, session, &self.server, attempt).await?;
+            if let Some(disguise) = &self.disguise {
+                link = link.disguised(Arc::clone(disguise));
+            }
+            let connection = culvert_quic::connect(link, &self.tls, &self.transport, address)
+                .map_err(|source| failed("begin a QUIC connection", source))?;
+            if let Ok(control) = tokio::time::timeout(ATTEMPT, self.log_in(&connection)).await {
+                return Ok(self.run(connection, control?, session));
+            }
+        }
+        Err(DialError::Timeout { phase: "hysteria handshake", limit: timeouts::OUTBOUND_HANDSHAKE })
+    }
+
+    /// Says hello. The stream of that stays open.
+    async fn log_in(&self, connection: &Connection) -> Result<QuicStream, DialError> {
+        const PHASE: &str = "hysteria handshake";
+        let ended = |connection: &Connection, source: std::io::Error| match connection.error() {
+            // What the server said may have been lost; the code says the same.
+            Some(error) if error.application_code() == Some(WRONG_PASSWORD) => DialError::Credentials,
+            _ => DialError::Handshake { phase: PHASE, source },
+        };
+        connection.established().await.map_err(|error| ended(connection, error.into()))?;
+        let mut stream = connection.open_bi().await.map_err(|error| ended(connection, error.into()))?;
+        write_chain(&mut stream, &mut BufChain::copied(&self.hello.bytes()))
+            .await
+            .map_err(|source| ended(connection, source))?;
+        let read = read_message(&mut stream, &mut BufChain::new(), MAX_MESSAGE, ServerHello::decode).await;
+        let hello = read.map_err(|error| {
+            let source = match error {
+                ServeError::Io(error) => error,
+                other => std::io::Error::other(other),
+            };
+            ended(connection, source)
+        })?;
+        if !hello.ok {
+            connection.close(0, b"");
+            return Err(DialError::Credentials);
+        }
+        connection.set_congestion(Congestion::Brutal(self.hello.send.min(hello.receive)));
+        Ok(stream)
+    }
+
+    /// Lets a connection run by itself until it ends.
+    fn run(&self, connection: Connection, control: QuicStream, session: &Session) -> Arc<Hub> {
+        let hub = Hub::new(connection);
+        let (tag, id, running) = (self.tag.clone(), session.id.get(), Arc::clone(&hub));
+        tokio::spawn(async move {
+            let mut datagrams = Vec::new();
+            while running.connection.recv_datagrams(&mut datagrams, BATCH).await.is_ok() {
+                for datagram in datagrams.drain(..) {
+                    running.deliver(&datagram);
+                }
+            }
+            running.end();
+            drop(control);
+            let error = running.connection.closed().await;
+            debug!(conn = id, "outbound/{tag}: connection to the server ended: {error}");
+        });
+        hub
+    }
+
+    async fn stream(&self, session: &Session) -> Result<(Arc<Hub>, QuicStream), DialError> {
+        let hub = self.hub(session).await?;
+        // The connection may end between the look at it and its use.
+        if let Ok(stream) = hub.connection.open_bi().await {
+            return Ok((hub, stream));
+        }
+        let hub = self.hub(session).await?;
+        let stream = hub.connection.open_bi().await.map_err(|error| failed("open a stream", error.into()))?;
+        Ok((hub, stream))
+    }
+}
+
+/// What was begun over the connection ends with the outbound.
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(hub) = self.current.get_mut().take() {
+            hub.connection.close(0, b"");
+        }
+    }
+}
+
+fn failed(phase: &'static str, source: std::io::Error) -> DialError {
+    DialError::Handshake { phase, source }
+}
+
+/// The server's answer: what it says against the connection, if it does.
+fn decode_answer(r: &mut Reader<'_>) -> Result<Result<(), String>, culvert_wire::DecodeError> {
+    let answer = Response::decode(r)?;
+    Ok(if answer.ok { Ok(()) } else { Err(answer.message) })
+}
+
+#[async_trait]
+impl Outbound for Client {
+    fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
+    fn carries(&self, network: Network) -> bool {
+        match network {
+            Network::Tcp => self.tcp,
+            Network::Udp => self.udp,
+        }
+    }
+
+    async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {
+        let (_, stream) = self.stream(session).await?;
+        let request = Request { udp: false, target: Some(session.target.clone()) }.bytes();
+        let stream = Box::new(Replied::new(Box::new(stream), decode_answer, MAX_MESSAGE));
+        Headed::open(request, stream, early).await.map_err(|source| failed("send the request", source))
+    }
+
+    async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
+        let (hub, mut stream) = self.stream(session).await?;
+        let request = Request { udp: true, target: Some(session.target.clone()) }.bytes();
+        let limit = timeouts::OUTBOUND_HANDSHAKE;
+        let asked = async {
+            write_chain(&mut stream, &mut BufChain::copied(&request)).await?;
+            read_message(&mut stream, &mut BufChain::new(), MAX_MESSAGE, Response::decode).await
+        };
+        let answer = tokio::time::timeout(limit, asked)
+            .await
+            .map_err(|_| DialError::Timeout { phase: "open an association", limit })?
+            .map_err(|error| failed("open an association", std::io::Error::other(error)))?;
+        let refused = |reason| DialError::Refused { reason, kind: std::io::ErrorKind::ConnectionRefused };
+        if !answer.ok {
+            return Err(refused(answer.message));
+        }
+        let entered = hub.enter(answer.session, stream);
+        Ok(Box::new(entered.ok_or_else(|| refused("the number of the association is taken".to_owned()))?))
+    }
+}

@@ -1,0 +1,266 @@
+//! The client: one connection for all streams and associations, made when it is first needed and again when it has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use culvert_config::options::outbound::tuic::{TuicOutbound, UdpRelayMode};
+use culvert_config::value::Secret;
+use culvert_core::{BoxPackets, BoxStream, DialError, Dialer, Network, Outbound, Session, Tag, timeouts};
+use culvert_quic::{Bytes, ClientTls, ConnectionError, QuicStream, Transport};
+use culvert_wire::{BufChain, Reader, Target};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+use tracing::debug;
+
+use super::codec::{Command, ID_LEN, TOKEN_LEN};
+use super::commands::{self, Message};
+use super::packets::{Hub, Mode};
+use super::{HEARTBEAT, UNI_STREAMS, congestion};
+use crate::fields::quic::{client_dialer, client_link, is_alive, transport};
+use crate::fields::server::server;
+use crate::headed::Headed;
+use crate::uot::{UotConn, Version};
+use crate::{BuildError, OutboundCx};
+
+/// Datagrams taken at once.
+const BATCH: usize = 64;
+/// How long one attempt to connect may take: a server that comes back is found by the next one, as the waits within an
+/// attempt grow.
+const ATTEMPT: Duration = Duration::from_secs(3);
+
+/// The outbound.
+pub(super) struct Client {
+    tag: Tag,
+    dialer: Dialer,
+    server: Target,
+    tls: ClientTls,
+    transport: Transport,
+    login: Arc<Login>,
+    /// How associations send; `None` is over a stream of their own, as UDP over TCP.
+    pub(super) mode: Option<Mode>,
+    early_data: bool,
+    tcp: bool,
+    udp: bool,
+    current: Mutex<Option<Arc<Hub>>>,
+}
+
+/// Who the client is.
+struct Login {
+    id: [u8; ID_LEN],
+    password: Secret<String>,
+    heartbeat: Duration,
+}
+
+impl Client {
+    pub(super) fn new(cx: OutboundCx, options: &TuicOutbound) -> Result<Self, BuildError> {
+        let server = server(&options.server)?;
+        let early_data = options.zero_rtt_handshake;
+        let tls = crate::quic_tls::client(options.tls.as_deref(), &server.host, &cx.store, &[], early_data)?;
+        let transport = transport(
+            &options.quic,
+            Transport {
+                bidi_streams: 100,
+                uni_streams: UNI_STREAMS,
+                keep_alive: None,
+                congestion: congestion(&options.congestion_control),
+                ..Transport::default()
+            },
+        )?;
+        let mode = match options.udp_relay_mode.get() {
+            _ if options.udp_over_stream => None,
+            Some(UdpRelayMode::Quic) => Some(Mode::Streams),
+            Some(UdpRelayMode::Native) | None => Some(Mode::Native),
+        };
+        Ok(Self {
+            tag: cx.tag,
+            dialer: client_dialer(cx.dialer),
+            server,
+            tls,
+            transport,
+            login: Arc::new(Login {
+                id: options.uuid.bytes,
+                password: options.password.clone(),
+                heartbeat: options.heartbeat.or(HEARTBEAT),
+            }),
+            mode,
+            early_data,
+            tcp: options.network.tcp(),
+            udp: options.network.udp(),
+            current: Mutex::new(None),
+        })
+    }
+
+    /// The connection there is, or a new one.
+    async fn hub(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
+        let limit = timeouts::OUTBOUND_HANDSHAKE;
+        let found = tokio::time::timeout(limit, async {
+            let mut current = self.current.lock().await;
+            if let Some(hub) = current.as_ref().filter(|hub| is_alive(&hub.connection)) {
+                return Ok(Arc::clone(hub));
+            }
+            let hub = self.connect(session).await?;
+            *current = Some(Arc::clone(&hub));
+            Ok(hub)
+        });
+        found.await.unwrap_or(Err(DialError::Timeout { phase: "connect to the server", limit }))
+    }
+
+    /// Attempts until one succeeds; the caller limits the time.
+    async fn connect(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
+        for attempt in 0.. {
+            let (link, address) = client_link(&self.dialer, session, &self.server, attempt).await?;
+            let connection = culvert_quic::connect(link, &self.tls, &self.transport, address)
+                .map_err(|source| DialError::Handshake { phase: "begin a QUIC connection", source })?;
+            if !(self.early_data && connection.has_early_data()) {
+                match tokio::time::timeout(ATTEMPT, connection.established()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => return Err(broken("QUIC handshake", error)),
+                    Err(_) => continue,
+                }
+            }
+            let hub = Hub::new(connection);
+            let (tag, id) = (self.tag.clone(), session.id.get());
+            let drive = drive(Arc::clone(&hub), Arc::clone(&self.login));
+            tokio::spawn(async move {
+                let error = drive.await;
+                debug!(conn = id, "outbound/{tag}: connection to the server ended: {error}");
+            });
+            return Ok(hub);
+        }
+        Err(DialError::Timeout { phase: "QUIC handshake", limit: timeouts::OUTBOUND_HANDSHAKE })
+    }
+
+    /// Opens a stream to `target`.
+    async fn open(
+        &self,
+        session: &Session,
+        target: &Target,
+        early: &mut BufChain,
+    ) -> Result<BoxStream, DialError> {
+        let stream = self.stream(session).await?;
+        let head = Command::Connect(target.clone()).bytes();
+        Headed::open(head, Box::new(stream), early)
+            .await
+            .map_err(|source| DialError::Handshake { phase: "send the request", source })
+    }
+
+    async fn stream(&self, session: &Session) -> Result<QuicStream, DialError> {
+        // The connection may end between the look at it and its use.
+        if let Ok(stream) = self.hub(session).await?.connection.open_bi().await {
+            return Ok(stream);
+        }
+        let hub = self.hub(session).await?;
+        hub.connection.open_bi().await.map_err(|error| broken("open a stream", error))
+    }
+}
+
+/// What was begun over the connection ends with the outbound.
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(hub) = self.current.get_mut().take() {
+            hub.connection.close(0, b"");
+        }
+    }
+}
+
+fn broken(phase: &'static str, error: ConnectionError) -> DialError {
+    DialError::Handshake { phase, source: error.into() }
+}
+
+/// Runs a connection: logs in, then hands what comes to the associations. Why it ended.
+async fn drive(hub: Arc<Hub>, login: Arc<Login>) -> ConnectionError {
+    let error = driving(&hub, &login).await;
+    hub.end();
+    match error {
+        Ok(()) => hub.connection.closed().await,
+        Err(error) => error,
+    }
+}
+
+async fn driving(hub: &Arc<Hub>, login: &Login) -> Result<(), ConnectionError> {
+    let connection = &hub.connection;
+    let early = connection.has_early_data();
+    connection.established().await?;
+    if early && !connection.early_data_accepted() {
+        // What was sent is lost, and its streams with it.
+        connection.close(0, b"");
+        return Ok(());
+    }
+    let mut token = [0; TOKEN_LEN];
+    if connection.export_keying_material(&mut token, &login.id, login.password.as_bytes()).is_err() {
+        connection.close(0, b"");
+        return Ok(());
+    }
+    let mut stream = connection.open_uni().await?;
+    // A connection that breaks here is seen below.
+    let _ = stream.write_all(&Command::Authenticate { id: login.id, token }.bytes()).await;
+    let _ = stream.shutdown().await;
+    drop(stream);
+
+    let mut heartbeat = tokio::time::interval(login.heartbeat.max(Duration::from_millis(100)));
+    heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut streams = JoinSet::new();
+    let mut datagrams = Vec::new();
+    loop {
+        tokio::select! {
+            error = connection.closed() => return Err(error),
+            received = connection.recv_datagrams(&mut datagrams, BATCH) => {
+                received?;
+                for datagram in datagrams.drain(..) {
+                    let mut reader = Reader::new(&datagram);
+                    if let Ok(Command::Packet(head)) = Command::decode(&mut reader)
+                        && let Ok(data) = reader.take(head.len.into())
+                    {
+                        hub.deliver(head, data, None);
+                    }
+                }
+            }
+            stream = connection.accept_uni() => {
+                streams.spawn(commands::read(stream?));
+            }
+            Some(read) = streams.join_next(), if !streams.is_empty() => {
+                if let Ok(Message::Packet(head, data)) = read {
+                    hub.deliver(head, &data, None);
+                }
+            }
+            _ = heartbeat.tick() => {
+                let _ = connection.send_datagram(Bytes::from(Command::Heartbeat.bytes()));
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Outbound for Client {
+    fn tag(&self) -> &Tag {
+        &self.tag
+    }
+
+    fn carries(&self, network: Network) -> bool {
+        match network {
+            Network::Tcp => self.tcp,
+            Network::Udp => self.udp,
+        }
+    }
+
+    async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {
+        self.open(session, &session.target, early).await
+    }
+
+    async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
+        let Some(mode) = self.mode else {
+            let sign = Version::V2.magic_target();
+            let stream = self.open(session, &sign, &mut BufChain::new()).await?;
+            return Ok(Box::new(UotConn::client(Version::V2, stream, &session.target)));
+        };
+        let association = self.hub(session).await?.open(mode);
+        let full = || DialError::Refused {
+            reason: "no association left in the connection".to_owned(),
+            kind: std::io::ErrorKind::ConnectionReset,
+        };
+        Ok(Box::new(association.ok_or_else(full)?))
+    }
+}
