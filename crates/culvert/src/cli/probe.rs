@@ -116,10 +116,12 @@ async fn compare(
     let (mut report, mut different) = (String::new(), 0);
     for probe in probes(name)? {
         if probe.again {
-            let _ = tokio::join!(look(server, &probe.bytes, patience), look(site, &probe.bytes, patience));
+            let _ = look(server, &probe.bytes, patience).await;
+            let _ = look(site, &probe.bytes, patience).await;
         }
-        let (ours, theirs) =
-            tokio::join!(look(server, &probe.bytes, patience), look(site, &probe.bytes, patience));
+        // One after the other: the server may hold a connection to the site, and some sites serve one at a time.
+        let ours = look(server, &probe.bytes, patience).await;
+        let theirs = look(site, &probe.bytes, patience).await;
         let ours = ours.map_err(|error| Failure(format!("{server}: {error}")))?;
         let theirs = theirs.map_err(|error| Failure(format!("{site}: {error}")))?;
         if is_same(&ours, &theirs) {
