@@ -65,6 +65,12 @@ fn reality_outbounds_need_a_key_and_a_browser() {
     let with_ech = format!(r#"{}, "ech": {{"enabled": true}}"#, reality(r#""public_key": "KEY""#));
     outbound_tls(&with_ech, "tls.ech", "REALITY");
     outbound_tls(r#""reality": {"public_key": "no key"}"#, "", "");
+    let without_name = format!(r#"{}, "disable_sni": true"#, reality(r#""public_key": "KEY""#));
+    outbound_tls(&without_name, "tls.disable_sni", "REALITY");
+    let old = reality(r#""public_key": "KEY""#).replace("true}", r#"true, "fingerprint": "android"}"#);
+    outbound_tls(&old, "tls.utls.fingerprint", "TLS 1.3");
+    let short = r#""public_key": "KEY", "mldsa65_verify": "AAAA""#;
+    outbound_tls(&reality(short), "tls.reality.mldsa65_verify", "ML-DSA-65");
 }
 
 #[test]

@@ -112,9 +112,11 @@ impl ClientTls {
     /// before and allows it: whoever hears them can send them once more.
     ///
     /// # Errors
-    /// It does not speak TLS 1.3.
+    /// It does not speak TLS 1.3, or imitates a browser.
     pub fn new(connector: &Connector, alpn: &[&str], early_data: bool) -> Result<Self, SettingsError> {
-        let (mut config, name) = connector.for_quic(alpn);
+        let (mut config, name) = connector
+            .for_quic(alpn)
+            .ok_or(SettingsError("neither `utls` nor `reality` can be used over QUIC"))?;
         config.enable_early_data = early_data;
         let suite = initial_suite().ok_or(SettingsError("AES-128-GCM is missing"))?;
         let config = Arc::new(config);

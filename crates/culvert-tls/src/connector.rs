@@ -77,16 +77,24 @@ impl Connector {
     }
 
     /// The same configuration for QUIC, whose library makes the records itself, and the server's name. `alpn` is offered
-    /// where the settings offer nothing.
+    /// where the settings offer nothing. `None` if the settings want a handshake of our own, which QUIC cannot carry.
     #[must_use]
-    pub fn for_quic(&self, alpn: &[&str]) -> (ClientConfig, String) {
+    pub fn for_quic(&self, alpn: &[&str]) -> Option<(ClientConfig, String)> {
+        if self.is_own_handshake() {
+            return None;
+        }
         let mut config = ClientConfig::clone(&self.config);
         if config.alpn_protocols.is_empty() {
             config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
         }
         config.enable_secret_extraction = false;
         config.key_log = Arc::new(NoKeyLog);
-        (config, self.name.to_str().into_owned())
+        Some((config, self.name.to_str().into_owned()))
+    }
+
+    /// Whether the hello is not the library's.
+    fn is_own_handshake(&self) -> bool {
+        self.settings.fingerprint.is_some() || self.settings.reality.is_some()
     }
 
     fn build(
@@ -179,7 +187,7 @@ impl Connector {
             return Err(failed(shown, peer, TlsFault::EchMissing));
         }
         let handshake = async {
-            if self.settings.fingerprint.is_some() || self.settings.reality.is_some() {
+            if self.is_own_handshake() {
                 return self.imitate(conn, name, self.fragment, |_| Ok(())).await;
             }
             let done = engine::connect(conn, Arc::clone(&self.config), name, self.fragment).await;

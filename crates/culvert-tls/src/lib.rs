@@ -60,6 +60,7 @@ mod watch;
 pub use acceptor::Acceptor;
 pub use authorities::Store;
 pub use browser::{ClientHello, Fingerprint};
+pub use client::fuzz_client;
 pub use conn::TlsConn;
 pub use connector::Connector;
 pub use engine::Facts;

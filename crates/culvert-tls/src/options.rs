@@ -113,7 +113,11 @@ fn reality(options: &OutboundTls) -> Result<Option<RealityClient>, SettingsError
     let missing = |option| SettingsError::invalid(option, "it is missing or damaged");
     let public_key = reality.public_key.bytes().ok_or_else(|| missing("reality.public_key"))?;
     let short_id = reality.short_id.bytes().ok_or_else(|| missing("reality.short_id"))?;
-    Ok(Some(RealityClient { public_key, short_id, mldsa65: None }))
+    let mldsa65 = match &reality.mldsa65_verify {
+        Some(key) => Some(key.bytes().ok_or_else(|| missing("reality.mldsa65_verify"))?),
+        None => None,
+    };
+    Ok(Some(RealityClient { public_key, short_id, mldsa65 }))
 }
 
 /// The settings of a server. Whether the options are `enabled` is the caller's to ask.

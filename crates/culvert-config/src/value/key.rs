@@ -27,6 +27,19 @@ pub struct RealityKey(String);
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct ShortId(String);
 
+/// A public key of ML-DSA-65 in URL-safe base64 without padding. Like the others it is kept as text.
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
+pub struct MlDsa65Key(String);
+
+impl MlDsa65Key {
+    /// The key, if the text is one.
+    #[must_use]
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        const LEN: usize = 1952;
+        URL_SAFE_NO_PAD.decode(&self.0).ok().filter(|key| key.len() == LEN)
+    }
+}
+
 impl RealityKey {
     /// The key, if the text is one.
     #[must_use]
@@ -97,7 +110,7 @@ macro_rules! texts {
     )*};
 }
 
-texts!(RealityKey, ShortId);
+texts!(MlDsa65Key, RealityKey, ShortId);
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,7 @@ mod uuid;
 pub use choice::{Choice, Word};
 pub(crate) use choice::{choices, unknown_word};
 pub use collections::{Headers, List, Map, SortedMap};
-pub use key::{RealityKey, ShortId, WireGuardKey};
+pub use key::{MlDsa65Key, RealityKey, ShortId, WireGuardKey};
 pub use network::{Address, Cidr, Network, Networks, PortRange, Prefix, Subnet};
 pub use pem::{Pem, PemSection};
 pub use quantity::{Bandwidth, Dur, DurOrSeconds, Mark, MemorySize};

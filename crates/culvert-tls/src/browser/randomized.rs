@@ -1,7 +1,8 @@
 //! A hello of no browser: made up once, then always the same.
 //!
 //! The likelihoods are uTLS's, so that the crowd of programs that do this is one. TLS 1.3 is always offered, the first
-//! key is never one of P-256, and a hybrid key is only shown where its group is offered. It is made once in the life of
+//! key is never one of P-256, and where the hybrid group is offered a key of it is shown: a server that prefers it
+//! would ask for one, at the cost of a round trip, and with REALITY in vain. It is made once in the life of
 //! the program, so its lists may stay for good.
 
 use super::dice::{happens, shuffle};
@@ -49,7 +50,7 @@ pub(super) fn profile() -> Profile {
     if happens(50) {
         shares.push(0x0017);
     }
-    if hybrid && happens(50) {
+    if hybrid {
         shares.insert(0, 0x11ec);
     }
     Profile {

@@ -54,7 +54,7 @@ impl Read {
     }
 
     /// Groups and keys.
-    fn shares(&self) -> Vec<(u16, Vec<u8>)> {
+    pub(crate) fn shares(&self) -> Vec<(u16, Vec<u8>)> {
         let Some(body) = self.extension(51) else { return Vec::new() };
         let mut r = Reader::new(body);
         assert_eq!(usize::from(r.u16().unwrap()), r.rest().len());

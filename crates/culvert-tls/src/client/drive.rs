@@ -47,7 +47,7 @@ pub(crate) async fn connect(
 }
 
 /// Gives the client the whole records that have come. What is behind the handshake stays.
-fn digest(client: &mut Client, incoming: &mut Vec<u8>) -> Result<(), Refusal> {
+pub(super) fn digest(client: &mut Client, incoming: &mut Vec<u8>) -> Result<(), Refusal> {
     while !client.is_done() {
         let len = match Client::record_len(incoming) {
             Ok(Some(len)) if len <= incoming.len() => len,

@@ -12,7 +12,7 @@ use crate::error::TlsFault;
 use crate::fault::CertificateFault;
 use crate::notes::{self, Notes};
 use crate::reality;
-use crate::verify::ServerVerifier;
+use crate::verify::{Belief, ServerVerifier};
 
 /// Verifies a server's certificate and its signatures.
 pub(crate) struct Judge {
@@ -34,6 +34,17 @@ pub(crate) enum Verdict {
 }
 
 impl Judge {
+    /// One who believes everybody who has the key of a certificate.
+    pub(super) fn of_anyone() -> Self {
+        let algorithms = rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms;
+        Self {
+            verifier: Arc::new(ServerVerifier { belief: Belief::Anyone, algorithms }),
+            name: ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into()),
+            reality: None,
+            own: None,
+        }
+    }
+
     /// Looks at the certificates of a server; `messages` are our hello and the server's.
     pub(super) fn certificates(
         &self,

@@ -20,6 +20,8 @@ mod compressed;
 mod drive;
 mod judge;
 mod messages;
+#[cfg(test)]
+mod tests;
 mod tls12;
 mod tls13;
 
@@ -391,6 +393,34 @@ impl Flow {
             }
             None => self.plain_record(&[21, 3, 3], &[FATAL, alert]),
         }
+    }
+}
+
+/// For fuzzing: whatever bytes a server sends, a client neither is done with it nor keeps or answers more than it may.
+///
+/// # Panics
+/// If that does not hold.
+pub fn fuzz_client(bytes: &[u8]) {
+    use crate::browser::Fingerprint;
+    let kinds = [Fingerprint::Chrome, Fingerprint::Firefox, Fingerprint::Android];
+    let kind = kinds[usize::from(bytes.first().copied().unwrap_or_default()) % kinds.len()];
+    let Some(hello) = ClientHello::new(kind, Some("a.test"), &[]) else { return };
+    let session_id = *hello.session_id();
+    let mut client = Client::new(hello, Judge::of_anyone());
+    client.take_outgoing();
+    // As they are, and as the rest of a server's hello that answers this one.
+    let answers = [&[3, 3][..], &[7; 32], &[32], &session_id, bytes].concat();
+    let mut message = (answers.len() as u32).to_be_bytes().to_vec();
+    message[0] = SERVER_HELLO;
+    message.extend(answers);
+    for content in [&message[..], bytes] {
+        let mut record = vec![22, 3, 3];
+        record.extend((content.len() as u16).to_be_bytes());
+        record.extend(content);
+        let _ = client.record(&mut record);
+        assert!(!client.is_done(), "no server without a key is one");
+        assert!(client.flow.partial.len() <= bytes.len() + message.len(), "more is kept than came");
+        assert!(client.flow.outgoing.len() < 4096, "more is said than one hello and one alert");
     }
 }
 

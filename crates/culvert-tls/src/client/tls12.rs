@@ -145,11 +145,8 @@ impl Handshake {
             return Err(Refusal::illegal("the server chose a suite that was not offered"));
         }
         let suite = Suite::known(answer.suite).ok_or_else(|| {
-            let name = crate::provider::iana_name(rustls::CipherSuite::from(answer.suite));
-            Refusal::new(
-                alert::HANDSHAKE_FAILURE,
-                format!("the server chose {name}, which is not spoken here"),
-            )
+            let reason = format!("the server chose suite {:#06x}, without ECDHE or an AEAD", answer.suite);
+            Refusal::new(alert::HANDSHAKE_FAILURE, reason)
         })?;
         let mut randoms = [0; 64];
         randoms[..32].copy_from_slice(hello.random());

@@ -21,7 +21,7 @@ mod auth;
 mod proof;
 pub mod server;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod visit;
 
 pub use auth::{AuthKey, SessionId};

@@ -5,7 +5,7 @@ use super::{CipherSuite, Curve, Need, SpoofMethod, TlsVersion};
 use crate::cx::Cx;
 use crate::json::Node;
 use crate::table::options;
-use crate::value::{Base64, Dur, List, Pem, RealityKey, Secret, ShortId, Word, choices};
+use crate::value::{Base64, Dur, List, MlDsa65Key, Pem, RealityKey, Secret, ShortId, Word, choices};
 
 options! {
     /// TLS of an outbound.
@@ -96,6 +96,8 @@ options! {
         public_key: RealityKey,
         /// Short id, up to 16 hexadecimal digits.
         short_id: Secret<ShortId>,
+        /// ML-DSA-65 public key with which the server must sign too, in URL-safe base64. Not in sing-box.
+        mldsa65_verify: Option<MlDsa65Key>,
     }
 }
 
@@ -260,6 +262,11 @@ impl OutboundTls {
         if reality.public_key.bytes().is_none() {
             let message = "`public_key` is not an X25519 key: 32 bytes in URL-safe base64 without padding";
             cx.error(node.place_of("public_key"), message);
+        }
+        if reality.mldsa65_verify.as_ref().is_some_and(|key| key.bytes().is_none()) {
+            let message =
+                "`mldsa65_verify` is not an ML-DSA-65 key: 1952 bytes in URL-safe base64 without padding";
+            cx.error(node.place_of("mldsa65_verify"), message);
         }
         if reality.short_id.bytes().is_none() {
             cx.error(
