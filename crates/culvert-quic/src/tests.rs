@@ -25,16 +25,9 @@ pub(crate) fn server_tls() -> ServerTls {
 
 pub(crate) fn client_tls() -> ClientTls {
     let settings = ClientSettings {
-        parameters: Parameters::default(),
         server_name: Some("server.test".to_owned()),
-        disable_sni: false,
         trust: Trust::Anyone,
-        certificate: None,
-        fragment: culvert_tls::settings::Fragment::default(),
-        ech: None,
-        fingerprint: None,
-        reality: None,
-        handshake_timeout: None,
+        ..ClientSettings::default()
     };
     let host = Host::parse("server.test").unwrap();
     let nobody = StoreSettings { base: StoreBase::None, ..StoreSettings::default() };

@@ -45,7 +45,7 @@ pub(crate) const PROTOCOL: Protocol = Protocol {
     name: "transport",
     inbound: None,
     outbound: None,
-    fuzz: &[head::fuzz_head, ws::fuzz_frames, grpc::fuzz_messages],
+    fuzz: &[head::fuzz_head, ws::fuzz_frames, grpc::fuzz_messages, culvert_tls::fuzz_client],
 };
 
 /// The way of an outbound to its server.

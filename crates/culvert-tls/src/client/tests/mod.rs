@@ -35,7 +35,7 @@ fn hello_of(client: &mut Client) -> Vec<u8> {
 fn answered(change: Change) -> Result<Client, Refusal> {
     let mut client = chrome();
     let server = Server::new(&hello_of(&mut client), change);
-    let mut bytes = server.flight.clone();
+    let mut bytes = server.flight;
     digest(&mut client, &mut bytes).map(|()| client)
 }
 
@@ -75,7 +75,7 @@ fn a_server_may_say_all_that_was_offered() {
 fn what_no_server_may_say_is_refused_with_the_right_alert() {
     for (change, wanted) in [
         (Change::Changes(40), alert::UNEXPECTED_MESSAGE),
-        (Change::BadChange, alert::UNEXPECTED_MESSAGE),
+        (Change::TwoForOne, alert::UNEXPECTED_MESSAGE),
         (Change::OtherProtocol, alert::ILLEGAL_PARAMETER),
         (Change::Extension(0x5555), alert::UNSUPPORTED_EXTENSION),
         (Change::Extension(43), alert::ILLEGAL_PARAMETER),
@@ -110,8 +110,8 @@ fn what_no_server_may_say_is_refused_with_the_right_alert() {
 #[test]
 fn the_server_is_told_why() {
     let mut client = chrome();
-    let server = Server::new(&hello_of(&mut client), Change::BadFinished);
-    assert!(digest(&mut client, &mut server.flight.clone()).is_err());
+    let mut server = Server::new(&hello_of(&mut client), Change::BadFinished);
+    assert!(digest(&mut client, &mut server.flight).is_err());
     let sent = client.take_outgoing();
     // Sealed, behind what changes the keys.
     assert_eq!(sent[..6], [20, 3, 3, 0, 1, 1]);
@@ -121,7 +121,7 @@ fn the_server_is_told_why() {
     assert!(digest(&mut client, &mut server.flight.clone()).is_err());
     assert_eq!(client.take_outgoing(), [21, 3, 3, 0, 2, 2, alert::ILLEGAL_PARAMETER]);
     // It is over.
-    assert!(digest(&mut client, &mut server.flight.clone()).is_err());
+    assert!(digest(&mut client, &mut { server.flight }).is_err());
 }
 
 #[test]

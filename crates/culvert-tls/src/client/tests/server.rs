@@ -25,7 +25,7 @@ pub(super) enum Change {
     Padded,
     /// So many records to change keys.
     Changes(u8),
-    BadChange,
+    TwoForOne,
     Extension(u16),
     OtherSession,
     Suite(u16),
@@ -140,7 +140,7 @@ impl Server {
         self.change_at = self.flight.len();
         let count = if let Change::Changes(count) = change { count } else { 1 };
         for _ in 0..count {
-            record(&mut self.flight, 20, &[if change == Change::BadChange { 2 } else { 1 }]);
+            record(&mut self.flight, 20, &[if change == Change::TwoForOne { 2 } else { 1 }]);
         }
         let mut messages = vec![self.extensions(), self.certificates()];
         if change == Change::Swapped {
