@@ -10,7 +10,7 @@ use crate::browser::{ClientHello, Fingerprint};
 use crate::record::{Cipher, ContentType, Sealer, Secret};
 use crate::schedule::{Schedule, Transcript};
 
-pub(in crate::reality) fn hex(text: &str) -> Vec<u8> {
+pub(crate) fn hex(text: &str) -> Vec<u8> {
     let text: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
