@@ -77,6 +77,19 @@ impl Client {
         Ok(Self(Arc::new(Inner { tag, settings, dialer, tls, pool: Pool::default() })))
     }
 
+    /// The same client over connections of its own: for when those of this one may be dead.
+    #[must_use]
+    pub fn with_own_connections(&self) -> Self {
+        let Inner { tag, settings, dialer, tls, pool: _ } = &*self.0;
+        Self(Arc::new(Inner {
+            tag: tag.clone(),
+            settings: settings.clone(),
+            dialer: dialer.clone(),
+            tls: tls.clone(),
+            pool: Pool::default(),
+        }))
+    }
+
     /// Sends a request, whose URL is absolute, and reads the response. Any status is a response, and redirects are not
     /// followed; see [`Client::fetch`].
     ///

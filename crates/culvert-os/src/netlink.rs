@@ -1,4 +1,4 @@
-//! Links, addresses, routes and routing rules, by netlink: what `ip(8)` does.
+//! Links, addresses, routes, routing rules and neighbours, by netlink: what `ip(8)` does.
 //!
 //! ```text
 //! message     length 4, type 2, flags 2, sequence 4, port 4, then a struct of the type's own and attributes
@@ -12,24 +12,34 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::ControlFlow;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::sys;
 
 const NEW_LINK: u16 = 16;
+const GET_LINK: u16 = 18;
 const NEW_ADDRESS: u16 = 20;
 const NEW_ROUTE: u16 = 24;
 const DELETE_ROUTE: u16 = 25;
 const GET_ROUTE: u16 = 26;
+const GET_NEIGHBOR: u16 = 30;
 const NEW_RULE: u16 = 32;
 const DELETE_RULE: u16 = 33;
 
-const REQUEST: u16 = 1;
+pub(crate) const REQUEST: u16 = 1;
+const MULTI: u16 = 2;
 const ACK: u16 = 4;
 const REPLACE: u16 = 0x100;
 const EXCLUSIVE: u16 = 0x200;
 const CREATE: u16 = 0x400;
+/// All there is (NLM_F_ROOT | NLM_F_MATCH).
+pub(crate) const DUMP: u16 = 0x300;
 
 const ERROR: u16 = 2;
+const DONE: u16 = 3;
+/// Bytes before the body of a message.
+const HEADER: usize = 16;
 
 /// Attributes of rules (linux/fib_rules.h).
 mod fra {
@@ -286,11 +296,153 @@ pub fn network(prefix: Prefix) -> Prefix {
     Prefix { ip, ..prefix }
 }
 
+/// A host in reach by a link: its address there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Neighbor {
+    /// Its IP address.
+    pub ip: IpAddr,
+    /// Its hardware address.
+    pub mac: [u8; 6],
+}
+
+/// All hosts whose hardware addresses the kernel knows at this moment.
+///
+/// # Errors
+/// The kernel's.
+pub fn neighbors() -> io::Result<Vec<Neighbor>> {
+    const HEAD: usize = 12;
+    const DST: u16 = 1;
+    const LINK_ADDRESS: u16 = 2;
+    let mut message = Message::new(GET_NEIGHBOR, REQUEST | DUMP);
+    message.bytes(&[0; HEAD]);
+    let mut found = Vec::new();
+    message.dump(libc::NETLINK_ROUTE, |body| {
+        let (mut ip, mut mac) = (None, None);
+        for (kind, data) in attributes(body.get(HEAD..).unwrap_or_default()) {
+            match kind {
+                DST => ip = address_of(data),
+                LINK_ADDRESS => mac = data.try_into().ok(),
+                _ => {}
+            }
+        }
+        if let (Some(ip), Some(mac)) = (ip, mac) {
+            found.push(Neighbor { ip, mac });
+        }
+    })?;
+    Ok(found)
+}
+
+/// The hardware address of a link, if it has one of six bytes.
+///
+/// # Errors
+/// The kernel's.
+pub fn hardware_address(link: u32) -> io::Result<Option<[u8; 6]>> {
+    const HEAD: usize = 16;
+    let mut message = Message::new(GET_LINK, REQUEST | DUMP);
+    message.bytes(&[0; HEAD]);
+    let mut found = None;
+    message.dump(libc::NETLINK_ROUTE, |body| {
+        if word_at(body, 4) != Some(link) {
+            return;
+        }
+        for (kind, data) in attributes(body.get(HEAD..).unwrap_or_default()) {
+            if kind == libc::IFLA_ADDRESS {
+                found = data.try_into().ok();
+            }
+        }
+    })?;
+    Ok(found)
+}
+
+/// Index of the link of the default route that counts most, in the main table.
+///
+/// # Errors
+/// The kernel's.
+pub fn default_link(v6: bool) -> io::Result<Option<u32>> {
+    const HEAD: usize = 12;
+    const MAIN: u32 = 254;
+    const UNICAST: u8 = 1;
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
+    let mut message = Message::new(GET_ROUTE, REQUEST | DUMP);
+    message.bytes(&[family, 0, 0, 0, 0, 0, 0, 0]);
+    message.word(0);
+    let mut best: Option<(u32, u32)> = None;
+    message.dump(libc::NETLINK_ROUTE, |body| {
+        let [got, len, _, _, table, _, _, kind, ..] = body else { return };
+        if *got != family || *len != 0 || *kind != UNICAST {
+            return;
+        }
+        let (mut table, mut link, mut metric) = (u32::from(*table), None, 0);
+        for (kind, data) in attributes(body.get(HEAD..).unwrap_or_default()) {
+            let number = word_at(data, 0);
+            match kind {
+                libc::RTA_TABLE => table = number.unwrap_or(table),
+                libc::RTA_OIF => link = number,
+                libc::RTA_PRIORITY => metric = number.unwrap_or(0),
+                libc::RTA_MULTIPATH => link = link.or(word_at(data, 4)),
+                _ => {}
+            }
+        }
+        if let Some(link) = link
+            && table == MAIN
+            && best.is_none_or(|(least, _)| metric < least)
+        {
+            best = Some((metric, link));
+        }
+    })?;
+    Ok(best.map(|(_, link)| link))
+}
+
+/// A socket that becomes readable when links, addresses or routes change; it is read with [`crate::netlink::drain`].
+///
+/// # Errors
+/// The kernel's.
+pub fn watch() -> io::Result<OwnedFd> {
+    let groups = libc::RTMGRP_LINK
+        | libc::RTMGRP_IPV4_IFADDR
+        | libc::RTMGRP_IPV4_ROUTE
+        | libc::RTMGRP_IPV6_IFADDR
+        | libc::RTMGRP_IPV6_ROUTE;
+    sys::watch_netlink(groups as u32)
+}
+
+/// Reads and forgets all that there is to read: what has changed is to be asked for.
+pub fn drain(socket: BorrowedFd<'_>) {
+    let mut buffer = [0; 8192];
+    // An overflow (ENOBUFS) says that more has changed than fits, no more.
+    while sys::receive(socket, &mut buffer).is_ok_and(|length| length > 0) {}
+}
+
+fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(half_at(bytes, 0)?);
+        let (kind, data) = (half_at(bytes, 2)?, bytes.get(4..length)?);
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, data))
+    })
+}
+
+fn address_of(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => bytes.first_chunk::<4>().map(|bytes| IpAddr::from(*bytes)),
+        16 => bytes.first_chunk::<16>().map(|bytes| IpAddr::from(*bytes)),
+        _ => None,
+    }
+}
+
+pub(crate) fn word_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+fn half_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
+}
+
 /// A request under construction.
-struct Message(Vec<u8>);
+pub(crate) struct Message(Vec<u8>);
 
 impl Message {
-    fn new(kind: u16, flags: u16) -> Self {
+    pub(crate) fn new(kind: u16, flags: u16) -> Self {
         let mut message = Self(vec![0; 4]);
         message.bytes(&kind.to_ne_bytes());
         message.bytes(&flags.to_ne_bytes());
@@ -299,11 +451,11 @@ impl Message {
         message
     }
 
-    fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    fn word(&mut self, word: u32) {
+    pub(crate) fn word(&mut self, word: u32) {
         self.bytes(&word.to_ne_bytes());
     }
 
@@ -321,6 +473,45 @@ impl Message {
         }
     }
 
+    fn finish(&mut self) {
+        let len = self.0.len() as u32;
+        self.0[..4].copy_from_slice(&len.to_ne_bytes());
+    }
+
+    /// Sends it to a part of netlink and calls `visit` with the body of each message of the answer.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn dump(mut self, part: i32, mut visit: impl FnMut(&[u8])) -> io::Result<()> {
+        self.finish();
+        sys::dump_netlink(part, &self.0, |mut datagram| {
+            while let Some(length) = word_at(datagram, 0).map(|length| length as usize) {
+                let Some(message) = datagram.get(..length).filter(|message| message.len() >= HEADER) else {
+                    break;
+                };
+                let (kind, flags) =
+                    (half_at(message, 4).unwrap_or_default(), half_at(message, 6).unwrap_or_default());
+                match kind {
+                    DONE => return Ok(ControlFlow::Break(())),
+                    ERROR => {
+                        let code = word_at(message, HEADER).map_or(0, |code| code.cast_signed());
+                        return if code == 0 {
+                            Ok(ControlFlow::Break(()))
+                        } else {
+                            Err(io::Error::from_raw_os_error(-code))
+                        };
+                    }
+                    _ => visit(&message[HEADER..]),
+                }
+                if flags & MULTI == 0 {
+                    return Ok(ControlFlow::Break(()));
+                }
+                datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
+            }
+            Ok(ControlFlow::Continue(()))
+        })
+    }
+
     /// Sends it and waits for the kernel's word that it is done.
     fn send(self) -> io::Result<()> {
         acknowledged(&self.ask()?)
@@ -328,8 +519,7 @@ impl Message {
 
     /// Sends it and waits for the answer.
     fn ask(mut self) -> io::Result<Vec<u8>> {
-        let len = self.0.len() as u32;
-        self.0[..4].copy_from_slice(&len.to_ne_bytes());
+        self.finish();
         sys::ask_netlink(&self.0)
     }
 }
@@ -348,6 +538,7 @@ fn acknowledged(answer: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
+    use std::os::fd::AsFd;
     use std::process::Command;
 
     use super::*;
@@ -439,6 +630,30 @@ mod tests {
             }
             delete_rule_at(9000, false).unwrap();
             assert!(!ip("rule show").contains("90"), "{}", ip("rule show"));
+        });
+    }
+
+    #[test]
+    fn links_neighbors_and_the_default_route_are_found() {
+        in_fresh_network("links_neighbors_and_the_default_route_are_found", || {
+            let run = |text: &str| assert!(Command::new("sh").args(["-c", text]).status().unwrap().success());
+            run("ip link add near type veth peer name far && ip link set near address 02:00:00:00:00:09 && \
+                 ip link set near up && ip link set far up && ip address add 192.0.2.1/24 dev near");
+            let link = crate::iface::index("near").unwrap();
+            assert_eq!(hardware_address(link).unwrap(), Some([2, 0, 0, 0, 0, 9]));
+            assert_eq!(hardware_address(link + 100).unwrap(), None);
+            assert_eq!(default_link(false).unwrap(), None);
+            let socket = watch().unwrap();
+            run(
+                "ip route add default via 192.0.2.2 metric 5 && ip neighbor add 192.0.2.2 lladdr 02:00:00:00:00:07 dev near",
+            );
+            assert_eq!(default_link(false).unwrap(), Some(link));
+            let neighbor = Neighbor { ip: [192, 0, 2, 2].into(), mac: [2, 0, 0, 0, 0, 7] };
+            assert!(neighbors().unwrap().contains(&neighbor));
+            let mut buffer = [0; 8192];
+            assert!(sys::receive(socket.as_fd(), &mut buffer).is_ok(), "the route was not told of");
+            drain(socket.as_fd());
+            assert!(sys::receive(socket.as_fd(), &mut buffer).is_err());
         });
     }
 

@@ -317,6 +317,15 @@ pub fn send_queue(socket: BorrowedFd<'_>) -> io::Result<SendQueue> {
     Ok(SendQueue { unacknowledged: sys::unacknowledged_bytes(socket)?, unsent: sys::unsent_bytes(socket)? })
 }
 
+/// Where a connection was to go before the packet filter redirected it to this host (SO_ORIGINAL_DST of netfilter). `v6`
+/// says that it came by IPv6, whatever the socket is.
+///
+/// # Errors
+/// ENOENT if it was not redirected; the system's otherwise.
+pub fn original_destination(socket: BorrowedFd<'_>, v6: bool) -> io::Result<SocketAddr> {
+    sys::original_destination(socket, v6)
+}
+
 /// Makes close(2) throw away unsent data and reset the connection, so that the peer reads an error and not an end.
 pub fn set_linger_zero(socket: BorrowedFd<'_>) -> io::Result<()> {
     SockRef::from(&socket).set_linger(Some(Duration::ZERO))

@@ -6,17 +6,27 @@
 //! | [`mod@hosts`] | hosts files and names of the configuration |
 //! | [`mod@udp`] | UDP, and TCP for what does not fit |
 //! | [`mod@stream`] | TCP, and whatever else makes a byte stream |
+//! | [`mod@tls`] | TLS over TCP |
+//! | [`mod@https`] | requests of HTTP/2 |
+//! | [`mod@quic`] | streams of QUIC |
+//! | [`mod@dhcp`] | the name servers of the network |
+//! | [`mod@mdns`] | everybody on the links |
 //! | [`mod@fakeip`] | an invented address per name |
 //!
 //! A server answers one question at a time per call and keeps nothing but its connections: caching, de-duplication, and the
 //! limit of time are [`Client`](crate::Client)'s.
 
+pub mod dhcp;
 pub mod fakeip;
 pub mod hosts;
+pub mod https;
 mod link;
 pub mod local;
+pub mod mdns;
+pub mod quic;
 mod slot;
 pub mod stream;
+pub mod tls;
 pub mod udp;
 
 #[cfg(test)]
@@ -32,13 +42,21 @@ use culvert_config::options::dns::server::{
     DhcpDnsServer, DnsServerKind, FakeIpDnsServer, H3DnsServer, HostsDnsServer, HttpsDnsServer,
     LocalDnsServer, MdnsDnsServer, QuicDnsServer, TcpDnsServer, TlsDnsServer, UdpDnsServer,
 };
+use culvert_config::options::http_client::HttpClientOptions;
+use culvert_config::options::tls::OutboundTls;
 use culvert_core::{Dialer, Network, Session, SessionId, Tag};
+use culvert_http::http::HeaderValue;
+use culvert_http::{Client, OptionsError};
+use culvert_quic::ClientTls;
+use culvert_tls::settings::Ech;
+use culvert_tls::{ClientSettings, Connector, SettingsError, Store};
 use culvert_wire::{Domain, Host, Target};
 use thiserror::Error;
 
 use fakeip::FakeAddresses;
 
 use crate::message::{Query, Reply};
+use crate::plain::Sockets;
 use crate::system::Hosts;
 use crate::{DnsError, SystemResolver};
 
@@ -64,29 +82,13 @@ pub const TABLE: &[ServerEntry] = &[
     ServerEntry { name: "hosts", dial: no_dial, build: hosts },
     ServerEntry { name: "udp", dial: dial::<UdpDnsServer>, build: udp },
     ServerEntry { name: "tcp", dial: dial::<TcpDnsServer>, build: tcp },
-    ServerEntry { name: "tls", dial: dial::<TlsDnsServer>, build: |_, _| Err(BuildError::NotBuilt("tls")) },
-    ServerEntry {
-        name: "quic",
-        dial: dial::<QuicDnsServer>,
-        build: |_, _| Err(BuildError::NotBuilt("quic")),
-    },
-    ServerEntry {
-        name: "https",
-        dial: dial::<HttpsDnsServer>,
-        build: |_, _| Err(BuildError::NotBuilt("https")),
-    },
+    ServerEntry { name: "tls", dial: dial::<TlsDnsServer>, build: tls },
+    ServerEntry { name: "quic", dial: dial::<QuicDnsServer>, build: quic },
+    ServerEntry { name: "https", dial: dial::<HttpsDnsServer>, build: https },
     ServerEntry { name: "h3", dial: dial::<H3DnsServer>, build: |_, _| Err(BuildError::NotBuilt("h3")) },
     ServerEntry { name: "fakeip", dial: no_dial, build: fakeip },
-    ServerEntry {
-        name: "mdns",
-        dial: dial::<MdnsDnsServer>,
-        build: |_, _| Err(BuildError::NotBuilt("mdns")),
-    },
-    ServerEntry {
-        name: "dhcp",
-        dial: dial::<DhcpDnsServer>,
-        build: |_, _| Err(BuildError::NotBuilt("dhcp")),
-    },
+    ServerEntry { name: "mdns", dial: dial::<MdnsDnsServer>, build: mdns },
+    ServerEntry { name: "dhcp", dial: dial::<DhcpDnsServer>, build: dhcp },
     ServerEntry { name: "resolved", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("resolved")) },
     ServerEntry { name: "tailscale", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("tailscale")) },
     ServerEntry { name: "openvpn", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("openvpn")) },
@@ -124,6 +126,8 @@ pub struct ServerCx {
     pub dialer: Dialer,
     /// The system's resolver.
     pub system: Arc<SystemResolver>,
+    /// Whom to trust where the options name nobody.
+    pub store: Arc<Store>,
     /// The fake addresses, which the router knows too; needed by the type `fakeip` only.
     pub fake: Option<Arc<FakeAddresses>>,
 }
@@ -150,6 +154,21 @@ pub enum BuildError {
         /// Its length in bits.
         length: u8,
     },
+    /// An option is known but has no engine yet.
+    #[error("{0} is not built yet")]
+    OptionNotBuilt(String),
+    /// The `tls` options cannot be used.
+    #[error("tls")]
+    Tls(#[from] SettingsError),
+    /// The `tls` options cannot serve QUIC.
+    #[error(transparent)]
+    Quic(#[from] culvert_quic::SettingsError),
+    /// The options for requests cannot be used.
+    #[error(transparent)]
+    Http(#[from] OptionsError),
+    /// `path` cannot stand in a URL.
+    #[error("path: `{0}` cannot stand in a URL")]
+    Path(String),
     /// The options belong to another type, or the context lacks what the type needs.
     #[error("options of another type given to {0}")]
     Mismatch(&'static str),
@@ -209,13 +228,78 @@ fn hosts(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, Build
 }
 
 fn udp(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
-    let target = target(&options::<UdpDnsServer>(kind, "udp")?.remote.server)?;
+    let target = target(&options::<UdpDnsServer>(kind, "udp")?.remote.server, 53)?;
     Ok(Arc::new(udp::UdpServer::new(cx.tag, cx.dialer, target)))
 }
 
 fn tcp(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
-    let target = target(&options::<TcpDnsServer>(kind, "tcp")?.remote.server)?;
+    let target = target(&options::<TcpDnsServer>(kind, "tcp")?.remote.server, 53)?;
     Ok(Arc::new(stream::TcpServer::new(cx.tag, cx.dialer, target)))
+}
+
+fn tls(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let options = options::<TlsDnsServer>(kind, "tls")?;
+    let target = target(&options.remote.server, 853)?;
+    let settings = client_settings(options)?;
+    let tls = Connector::new(settings, &target.host, &cx.store)?;
+    Ok(Arc::new(tls::TlsServer::new(cx.tag, cx.dialer, target, tls)))
+}
+
+fn https(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let options = options::<HttpsDnsServer>(kind, "https")?;
+    let target = target(&options.server.remote.server, 443)?;
+    let tls = client_settings(&options.server)?;
+    let client = HttpClientOptions { headers: options.headers.clone(), ..HttpClientOptions::default() };
+    let mut settings = culvert_http::options::settings(&client)?;
+    if settings.host.is_none()
+        && let Some(name) = &tls.server_name
+    {
+        // The server is known by the name in its certificate, whatever it is reached by.
+        let authority = if target.port == 443 { name.clone() } else { format!("{name}:{}", target.port) };
+        settings.host = HeaderValue::from_str(&authority).ok();
+    }
+    let path = if options.path.is_empty() { "/dns-query" } else { &options.path };
+    let slash = if path.starts_with('/') { "" } else { "/" };
+    let url = format!("https://{target}{slash}{path}");
+    let url = url.parse().map_err(|_| BuildError::Path(path.to_owned()))?;
+    settings.tls = tls;
+    let client = Client::new(cx.tag.clone(), settings, cx.dialer, &cx.store)?;
+    Ok(Arc::new(https::HttpsServer::new(cx.tag, client, url)))
+}
+
+fn quic(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let options = &options::<QuicDnsServer>(kind, "quic")?.server;
+    let target = target(&options.remote.server, 853)?;
+    let tls = Connector::new(client_settings(options)?, &target.host, &cx.store)?;
+    let tls = ClientTls::new(&tls, &[quic::ALPN], false)?;
+    Ok(Arc::new(quic::QuicServer::new(cx.tag, cx.dialer, target, tls)))
+}
+
+fn dhcp(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let options = options::<DhcpDnsServer>(kind, "dhcp")?;
+    let interface = Some(options.interface.clone()).filter(|name| !matches!(name.as_str(), "" | "auto"));
+    let sockets = Sockets { tcp: cx.dialer.tcp, udp: cx.dialer.udp };
+    Ok(Arc::new(dhcp::DhcpServer::new(cx.tag, interface, sockets)))
+}
+
+fn mdns(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let options = options::<MdnsDnsServer>(kind, "mdns")?;
+    let interfaces = options.interface.iter().cloned().collect();
+    Ok(Arc::new(mdns::MdnsServer::new(cx.tag, interfaces, cx.dialer.udp)))
+}
+
+/// The TLS of a server, which is on whatever `enabled` says.
+fn client_settings(options: &TlsDnsServer) -> Result<ClientSettings, BuildError> {
+    let none = OutboundTls::default();
+    let settings = culvert_tls::options::client(options.tls.as_deref().unwrap_or(&none));
+    let settings = settings.map_err(|error| match error {
+        SettingsError::NotBuilt { option } => BuildError::OptionNotBuilt(format!("tls.{option}")),
+        other => BuildError::Tls(other),
+    })?;
+    if matches!(settings.ech, Some(Ech::FromDns { .. })) {
+        return Err(BuildError::OptionNotBuilt("tls.ech without a configuration".to_owned()));
+    }
+    Ok(settings)
 }
 
 fn fakeip(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
@@ -231,10 +315,10 @@ fn options<'a, O: KindOf<DnsServerKind>>(
     O::of(kind).ok_or(BuildError::Mismatch(name))
 }
 
-/// Where a server of plain DNS is; port 53 unless another is given.
-fn target(options: &ServerOptions) -> Result<Target, BuildError> {
+/// Where a server is; at `port` unless another is given.
+fn target(options: &ServerOptions, port: u16) -> Result<Target, BuildError> {
     let host = Host::parse(&options.server).map_err(|_| BuildError::Server(options.server.clone()))?;
-    Ok(Target { host, port: if options.server_port == 0 { 53 } else { options.server_port } })
+    Ok(Target { host, port: if options.server_port == 0 { port } else { options.server_port } })
 }
 
 /// The session of a connection that a server opens for itself.

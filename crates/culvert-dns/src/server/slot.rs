@@ -13,7 +13,7 @@ use crate::DnsError;
 use crate::message::{Query, Reply};
 
 /// How long a question waits before it is asked a second time.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A link and its age.
 type Current = (Arc<Link>, Instant);
@@ -94,7 +94,7 @@ impl Slot {
 
 /// Waits for `first`, and from `patience` on, or from its failure, for what `second` starts as well. The first success
 /// wins; of two failures the later one counts.
-async fn hedge<T, S>(
+pub(super) async fn hedge<T, S>(
     first: impl Future<Output = Result<T, DnsError>>,
     patience: Duration,
     second: impl FnOnce() -> S,

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! One task per connection writes what is asked and reads what is answered, both at once. An idle connection is closed
-//! after ten seconds. What makes the stream is a [`Connect`]: plain TCP here, TLS over it for the type `tls`.
+//! after a while. What makes the stream is a [`Connect`]: plain TCP here, TLS over it for the type [`tls`](super::tls).
 //!
 //! Source: RFC 7766 (pipelining in section 6.2.1.1, idle connections in 6.2.3).
 
@@ -27,8 +27,6 @@ use crate::DnsError;
 use crate::message::{Query, Reply};
 use crate::plain::{push_framed, read_message};
 
-/// How long a connection without questions stays.
-const IDLE: Duration = Duration::from_secs(10);
 /// However busy: no connection takes questions for longer.
 const LONGEST: Duration = Duration::from_secs(3600);
 /// Most questions written at once.
@@ -37,6 +35,9 @@ const BATCH: usize = 64;
 /// Makes streams to one server.
 #[async_trait]
 pub trait Connect: Send + Sync {
+    /// How long a connection without questions stays.
+    const IDLE: Duration;
+
     /// A stream that messages can be written to.
     ///
     /// # Errors
@@ -61,6 +62,8 @@ impl TcpConnect {
 
 #[async_trait]
 impl Connect for TcpConnect {
+    const IDLE: Duration = Duration::from_secs(10);
+
     async fn connect(&self) -> Result<BoxStream, DialError> {
         let session = session(&self.tag, Network::Tcp, &self.target);
         self.dialer.connect(&session, &self.target).await
@@ -102,7 +105,7 @@ impl<C: Connect> StreamServer<C> {
         let link = Arc::new(Link::new(Arc::clone(&self.name), Out::Queue(queue)));
         let (name, weak) = (Arc::clone(&self.name), Arc::downgrade(&link));
         tokio::spawn(async move {
-            let error = run(stream, questions, &weak).await.err();
+            let error = run(stream, questions, &weak, C::IDLE).await.err();
             let error = error.unwrap_or_else(|| io::ErrorKind::ConnectionAborted.into());
             if let Some(link) = weak.upgrade() {
                 link.end(&DnsError::network(name, error));
@@ -128,10 +131,15 @@ impl<C: Connect> DnsServer for StreamServer<C> {
 }
 
 /// Serves one connection until it ends, is idle, or nobody holds its link.
-async fn run(stream: BoxStream, questions: mpsc::Receiver<Vec<u8>>, link: &Weak<Link>) -> io::Result<()> {
+async fn run(
+    stream: BoxStream,
+    questions: mpsc::Receiver<Vec<u8>>,
+    link: &Weak<Link>,
+    idle: Duration,
+) -> io::Result<()> {
     let (reader, writer) = tokio::io::split(stream);
     tokio::select! {
-        ended = write(writer, questions, link) => ended,
+        ended = write(writer, questions, link, idle) => ended,
         ended = read(reader, link) => ended,
     }
 }
@@ -140,10 +148,11 @@ async fn write(
     mut writer: impl AsyncWrite + Unpin,
     mut questions: mpsc::Receiver<Vec<u8>>,
     link: &Weak<Link>,
+    idle: Duration,
 ) -> io::Result<()> {
     let mut messages = Vec::new();
     loop {
-        let count = match timeout(IDLE, questions.recv_many(&mut messages, BATCH)).await {
+        let count = match timeout(idle, questions.recv_many(&mut messages, BATCH)).await {
             Ok(count) => count,
             Err(_) => match link.upgrade() {
                 Some(link) if !link.end_if_idle() => continue,

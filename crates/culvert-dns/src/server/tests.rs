@@ -6,9 +6,12 @@ use culvert_config::options::dns::server::RemoteDnsServer;
 use culvert_core::{
     BoxPackets, BoxStream, DialError, Outbound, ResolveError, Resolver, Strategy, TcpConn, UdpConn,
 };
+use culvert_testkit::certificate::Certificate;
 use culvert_testkit::temp::TempDir;
+use culvert_tls::settings::{ClientAuthentication, Identity, KeyPairSource, Parameters, Source, Trust};
+use culvert_tls::{Acceptor, ServerSettings, StoreSettings};
 use culvert_wire::{BufChain, Domain};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -359,7 +362,7 @@ async fn local_is_the_systems_resolver_without_its_cache() {
 fn targets_are_addresses_or_names_with_port_53() {
     let shown = |server: &str, server_port| {
         let options = ServerOptions { server: server.to_owned(), server_port };
-        target(&options).map(|target| target.to_string()).map_err(|error| error.to_string())
+        target(&options, 53).map(|target| target.to_string()).map_err(|error| error.to_string())
     };
     assert_eq!(shown("192.0.2.53", 0).as_deref(), Ok("192.0.2.53:53"));
     assert_eq!(shown("2001:db8::53", 5353).as_deref(), Ok("[2001:db8::53]:5353"));
@@ -376,8 +379,13 @@ async fn the_table_builds_what_its_options_say() {
         ("udp", DnsServerKind::Udp(UdpDnsServer { remote: remote.clone() }.into())),
         ("tcp", DnsServerKind::Tcp(TcpDnsServer { remote }.into())),
     ];
-    let cx =
-        |name| ServerCx { tag: Tag::new(name, "x"), dialer: dialer(), system: crate::system(), fake: None };
+    let cx = |name| ServerCx {
+        tag: Tag::new(name, "x"),
+        dialer: dialer(),
+        system: crate::system(),
+        store: Store::new(StoreSettings::default()),
+        fake: None,
+    };
     for (name, kind) in &kinds {
         let entry = ServerEntry::find(name).unwrap();
         assert!((entry.dial)(kind).is_some());
@@ -386,7 +394,255 @@ async fn the_table_builds_what_its_options_say() {
         let other = ServerEntry::find("local").unwrap();
         assert!((other.build)(kind, cx("local")).is_err() && (other.dial)(kind).is_none());
     }
-    let quic = ServerEntry::find("quic").unwrap();
-    let error = (quic.build)(&kinds[0].1, cx("quic")).err().unwrap();
-    assert_eq!(error.to_string(), "DNS server type quic is not built yet");
+    let h3 = ServerEntry::find("h3").unwrap();
+    let error = (h3.build)(&kinds[0].1, cx("h3")).err().unwrap();
+    assert_eq!(error.to_string(), "DNS server type h3 is not built yet");
+}
+
+/// A server of TLS on a free port; each connection is `serve`d.
+async fn secure<F: Future<Output = ()> + Send + 'static>(
+    certificate: &Certificate,
+    alpn: &[&str],
+    serve: impl Fn(BoxStream) -> F + Send + Sync + 'static,
+) -> Target {
+    let source = KeyPairSource {
+        certificate: Source::Inline(certificate.certificate.clone()),
+        key: Source::Inline(certificate.key.clone()),
+    };
+    let alpn = alpn.iter().map(|&name| name.to_owned()).collect();
+    let acceptor = Acceptor::new(&ServerSettings {
+        parameters: Parameters { alpn, ..Parameters::default() },
+        identity: Identity::Given(source),
+        clients: ClientAuthentication::None,
+        handshake_timeout: None,
+    })
+    .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            if let Ok((conn, _)) = acceptor.accept(Box::new(TcpConn::new(stream))).await {
+                tokio::spawn(serve(Box::new(conn)));
+            }
+        }
+    });
+    Target::new("ns.test".parse_domain(), port)
+}
+
+fn trusting(certificate: &Certificate) -> ClientSettings {
+    let trust = Trust::Authorities(Source::Inline(certificate.certificate.clone()));
+    ClientSettings { trust, ..ClientSettings::default() }
+}
+
+#[tokio::test]
+async fn tls_carries_the_stream_of_tcp_and_looks_at_the_certificate() {
+    let mock = Mock::start(one_address).await;
+    let (certificate, plain) = (Certificate::for_name("ns.test"), mock.address);
+    let target = secure(&certificate, &[], move |mut conn| async move {
+        let mut server = TcpStream::connect(plain).await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut conn, &mut server).await;
+    })
+    .await;
+    let store = Store::new(StoreSettings::default());
+    let server = |tls: ClientSettings| {
+        let tls = Connector::new(tls, &target.host, &store).unwrap();
+        tls::TlsServer::new(Tag::new("tls", "up"), dialer(), target.clone(), tls)
+    };
+    let trusted = server(trusting(&certificate));
+    for name in ["a.test", "b.test"] {
+        assert_eq!(address(&trusted, name).await.as_deref(), Ok("192.0.2.1"));
+    }
+    assert_eq!(mock.log(), ["accept", "tcp a.test A", "tcp b.test A"], "one connection for both");
+    let strange = server(trusting(&Certificate::for_name("ns.test")));
+    let error = address(&strange, "a.test").await.unwrap_err();
+    assert!(error.starts_with("tls[up]: ") && error.contains("ns.test"), "{error}");
+    let other = server(ClientSettings { server_name: Some("other.test".into()), ..trusting(&certificate) });
+    assert!(address(&other, "a.test").await.is_err());
+}
+
+/// What a server of DNS over HTTPS does with a question.
+#[derive(Clone, Copy, PartialEq)]
+enum Web {
+    Answers,
+    /// Reads and never says anything, on its first connection.
+    DiesOnce,
+    Status(u16),
+    Says(&'static [u8]),
+}
+
+async fn web(does: Web) -> (https::HttpsServer, Arc<Mutex<Vec<String>>>) {
+    let certificate = Certificate::for_name("ns.test");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (log, connections) = (Arc::clone(&seen), Arc::new(AtomicUsize::new(0)));
+    let target = secure(&certificate, &["h2"], move |conn| {
+        let (log, number) = (Arc::clone(&log), connections.fetch_add(1, Ordering::SeqCst));
+        async move {
+            let mut connection = h2::server::handshake(conn).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let (log, head) = (Arc::clone(&log), request.uri().clone());
+                tokio::spawn(async move {
+                    let kind = request.headers()["content-type"].to_str().unwrap().to_owned();
+                    let mut body = request.into_body();
+                    let mut message = Vec::new();
+                    while let Some(Ok(data)) = body.data().await {
+                        message.extend(&data);
+                    }
+                    log.lock().unwrap().push(format!("{number} {head} {kind}"));
+                    let mut response = culvert_http::http::Response::new(());
+                    let bytes = match does {
+                        Web::DiesOnce if number == 0 => std::future::pending().await,
+                        Web::Status(status) => {
+                            *response.status_mut() = status.try_into().unwrap();
+                            Vec::new()
+                        }
+                        Web::Says(bytes) => bytes.to_vec(),
+                        Web::Answers | Web::DiesOnce => {
+                            let name = query_name(&message);
+                            crate::testing::Build::reply_to(&message).address(&name, 60, "192.0.2.1").done()
+                        }
+                    };
+                    let mut stream = respond.send_response(response, false).unwrap();
+                    stream.send_data(bytes.into(), true).unwrap();
+                });
+            }
+        }
+    })
+    .await;
+    let settings =
+        culvert_http::Settings { tls: trusting(&certificate), ..culvert_http::Settings::default() };
+    let store = Store::new(StoreSettings::default());
+    let client = Client::new(Tag::new("https", "up"), settings, dialer(), &store).unwrap();
+    let url = format!("https://{target}/dns-query").parse().unwrap();
+    (https::HttpsServer::new(Tag::new("https", "up"), client, url), seen)
+}
+
+fn query_name(message: &[u8]) -> String {
+    crate::Request::parse(message).unwrap().query.domain().unwrap().to_string()
+}
+
+#[tokio::test]
+async fn https_asks_all_questions_on_one_connection() {
+    let (server, seen) = web(Web::Answers).await;
+    let server = Arc::new(server);
+    let mut asked = JoinSet::new();
+    for n in 0..50 {
+        let server = Arc::clone(&server);
+        asked.spawn(async move { address(&*server, &format!("{n}.test")).await });
+    }
+    for answer in asked.join_all().await {
+        assert_eq!(answer.as_deref(), Ok("192.0.2.1"));
+    }
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), 50);
+    for line in &*seen {
+        assert!(
+            line.starts_with("0 https://ns.test:") && line.ends_with("/dns-query application/dns-message"),
+            "{line}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn https_asks_again_elsewhere_when_a_connection_died_in_silence() {
+    let (server, seen) = web(Web::DiesOnce).await;
+    let begun = Instant::now();
+    assert_eq!(address(&server, "a.test").await.as_deref(), Ok("192.0.2.1"));
+    assert!(begun.elapsed() < Duration::from_secs(3));
+    assert_eq!(address(&server, "b.test").await.as_deref(), Ok("192.0.2.1"));
+    let connections: Vec<_> = seen.lock().unwrap().iter().map(|line| line[..1].to_owned()).collect();
+    assert_eq!(connections, ["0", "1", "1"]);
+}
+
+#[tokio::test]
+async fn https_says_what_is_wrong_with_an_answer() {
+    for (does, expected) in [
+        (Web::Status(503), "https[up]: up answered 503"),
+        (Web::Says(b"<html>"), "https[up]: "),
+        (Web::Says(b""), "https[up]: "),
+    ] {
+        let error = address(&web(does).await.0, "a.test").await.unwrap_err();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+/// A server of DNS over QUIC on a free port. Its first connection says nothing if `dies_once`.
+async fn quic_server(certificate: &Certificate, dies_once: bool) -> Target {
+    let source = KeyPairSource {
+        certificate: Source::Inline(certificate.certificate.clone()),
+        key: Source::Inline(certificate.key.clone()),
+    };
+    let acceptor = Acceptor::new(&ServerSettings {
+        parameters: Parameters::default(),
+        identity: Identity::Given(source),
+        clients: ClientAuthentication::None,
+        handshake_timeout: None,
+    })
+    .unwrap();
+    let tls = culvert_quic::ServerTls::new(&acceptor, &[quic::ALPN], false).unwrap();
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let port = socket.local_addr().unwrap().port();
+    let transport = culvert_quic::Transport::default();
+    let settings = culvert_quic::ServerSettings { tls, transport, secret: [7; 32], connections: 10 };
+    let server = culvert_quic::Server::new(culvert_quic::Link::socket(socket).unwrap(), &settings);
+    tokio::spawn(async move {
+        let mut number = 0;
+        while let Some(connection) = server.accept().await {
+            let says = number > 0 || !dies_once;
+            number += 1;
+            tokio::spawn(async move {
+                while let Ok(mut stream) = connection.accept_bi().await {
+                    if !says {
+                        std::future::pending::<()>().await;
+                    }
+                    tokio::spawn(async move {
+                        let message = crate::plain::read_message(&mut stream).await.unwrap();
+                        assert_eq!(message[..2], [0, 0], "no id");
+                        assert_eq!(tokio::io::AsyncReadExt::read(&mut stream, &mut [0]).await.unwrap(), 0);
+                        let reply = crate::testing::Build::reply_to(&message);
+                        let reply = reply.address(&query_name(&message), 60, "192.0.2.1").done();
+                        crate::plain::write_message(&mut stream, &reply).await.unwrap();
+                        tokio::io::AsyncWriteExt::shutdown(&mut stream).await.unwrap();
+                    });
+                }
+            });
+        }
+    });
+    Target::new("ns.test".parse_domain(), port)
+}
+
+fn quic_client(certificate: &Certificate, target: &Target) -> quic::QuicServer {
+    let store = Store::new(StoreSettings::default());
+    let tls = Connector::new(trusting(certificate), &target.host, &store).unwrap();
+    let tls = ClientTls::new(&tls, &[quic::ALPN], false).unwrap();
+    quic::QuicServer::new(Tag::new("quic", "up"), dialer(), target.clone(), tls)
+}
+
+#[tokio::test]
+async fn quic_asks_each_question_on_a_stream_of_its_own() {
+    let certificate = Certificate::for_name("ns.test");
+    let target = quic_server(&certificate, false).await;
+    let server = Arc::new(quic_client(&certificate, &target));
+    let mut asked = JoinSet::new();
+    for n in 0..200 {
+        let server = Arc::clone(&server);
+        asked.spawn(async move { address(&*server, &format!("{n}.test")).await });
+    }
+    for answer in asked.join_all().await {
+        assert_eq!(answer.as_deref(), Ok("192.0.2.1"));
+    }
+    server.reset();
+    assert_eq!(address(&*server, "again.test").await.as_deref(), Ok("192.0.2.1"));
+    let strange = quic_client(&Certificate::for_name("ns.test"), &target);
+    let error = address(&strange, "a.test").await.unwrap_err();
+    assert!(error.starts_with("quic[up]: QUIC handshake"), "{error}");
+}
+
+#[tokio::test]
+async fn quic_asks_again_when_a_stream_stays_silent() {
+    let certificate = Certificate::for_name("ns.test");
+    let target = quic_server(&certificate, true).await;
+    let server = quic_client(&certificate, &target);
+    let answer = timeout(Duration::from_secs(10), address(&server, "a.test")).await.unwrap();
+    assert_eq!(answer.as_deref(), Ok("192.0.2.1"));
 }

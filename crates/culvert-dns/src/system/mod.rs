@@ -250,7 +250,7 @@ enum Known {
 
 /// Asks one server after the other, the next as soon as the one before has failed or had its head start, all within
 /// their own time. The first good reply wins; failing that the last bad one.
-async fn ask_in_turn(
+pub(crate) async fn ask_in_turn(
     sockets: Arc<Sockets>,
     query: Query,
     plan: Vec<SocketAddr>,

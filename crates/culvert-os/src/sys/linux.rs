@@ -3,8 +3,9 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 use std::time::Duration;
@@ -32,6 +33,13 @@ pub(crate) fn bind_interface(fd: BorrowedFd<'_>, name: &str) -> io::Result<()> {
 /// SO_MARK, socket(7).
 pub(crate) fn set_mark(fd: BorrowedFd<'_>, mark: u32) -> io::Result<()> {
     SockRef::from(&fd).set_mark(mark)
+}
+
+/// SO_ORIGINAL_DST or IP6T_SO_ORIGINAL_DST, of netfilter.
+pub(crate) fn original_destination(fd: BorrowedFd<'_>, v6: bool) -> io::Result<SocketAddr> {
+    let socket = SockRef::from(&fd);
+    let address = if v6 { socket.original_dst_v6()? } else { socket.original_dst_v4()? };
+    address.as_socket().ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// IP_TRANSPARENT or IPV6_TRANSPARENT, ip(7).
@@ -477,19 +485,67 @@ pub(crate) fn write_parts(
 
 /// Sends one request to the routing part of netlink(7) and returns the first answer.
 pub(crate) fn ask_netlink(request: &[u8]) -> io::Result<Vec<u8>> {
+    let fd = netlink(libc::NETLINK_ROUTE, 0)?;
+    send(fd.as_fd(), request)?;
+    let mut answer = vec![0; 8192];
+    let len = receive(fd.as_fd(), &mut answer)?;
+    answer.truncate(len);
+    Ok(answer)
+}
+
+/// Sends one request to a part of netlink(7) and calls `visit` with each datagram of answers, until that says that it was
+/// the last.
+pub(crate) fn dump_netlink(
+    part: c_int,
+    request: &[u8],
+    mut visit: impl FnMut(&[u8]) -> io::Result<ControlFlow<()>>,
+) -> io::Result<()> {
+    let fd = netlink(part, 0)?;
+    send(fd.as_fd(), request)?;
+    let mut answer = vec![0; 32 << 10];
+    loop {
+        let len = receive(fd.as_fd(), &mut answer)?;
+        if visit(&answer[..len])?.is_break() {
+            return Ok(());
+        }
+    }
+}
+
+/// A socket that hears of changes to what these groups (RTMGRP_*, rtnetlink(7)) are about; non-blocking.
+pub(crate) fn watch_netlink(groups: u32) -> io::Result<OwnedFd> {
+    netlink(libc::NETLINK_ROUTE, groups)
+}
+
+/// A socket of netlink(7), non-blocking if it listens to groups.
+fn netlink(part: c_int, groups: u32) -> io::Result<OwnedFd> {
+    let blocking = if groups == 0 { 0 } else { libc::SOCK_NONBLOCK };
     // SAFETY: socket(2) takes no memory of ours.
     let fd = check(unsafe {
-        libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
+        libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC | blocking, part)
     })?;
     // SAFETY: the call succeeded, so it is an open descriptor that nothing else owns.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: `request` may be read for its whole length.
-    retry(|| unsafe { libc::send(fd.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) })?;
-    let mut answer = vec![0; 8192];
-    // SAFETY: `answer` may be written for its whole length.
-    let len = retry(|| unsafe { libc::recv(fd.as_raw_fd(), answer.as_mut_ptr().cast(), answer.len(), 0) })?;
-    answer.truncate(len);
-    Ok(answer)
+    if groups != 0 {
+        // SAFETY: all zeros are a sockaddr_nl.
+        let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+        address.nl_family = libc::AF_NETLINK as u16;
+        address.nl_groups = groups;
+        let size = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        // SAFETY: `address` may be read for `size` bytes.
+        check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size) })?;
+    }
+    Ok(fd)
+}
+
+fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: `bytes` may be read for their whole length.
+    retry(|| unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) })
+}
+
+/// Receives one datagram; what does not fit is lost.
+pub(crate) fn receive(fd: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: `into` may be written for its whole length.
+    retry(|| unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) })
 }
 
 /// Repeats a call while a signal interrupts it.

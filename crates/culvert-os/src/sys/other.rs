@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io::{self, IoSlice};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -30,6 +30,10 @@ pub(crate) fn bind_interface(_: BorrowedFd<'_>, _: &str) -> io::Result<()> {
 }
 
 pub(crate) fn set_mark(_: BorrowedFd<'_>, _: u32) -> io::Result<()> {
+    unsupported()
+}
+
+pub(crate) fn original_destination(_: BorrowedFd<'_>, _: bool) -> io::Result<SocketAddr> {
     unsupported()
 }
 
