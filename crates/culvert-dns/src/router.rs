@@ -191,7 +191,7 @@ mod tests {
 
     fn router(policy: impl DnsPolicy + 'static) -> DnsRouter {
         let range = FakeRange::new("198.18.0.0".parse().unwrap(), 15);
-        let fake = Arc::new(FakeAddresses::new(range, None, None));
+        let fake = Arc::new(FakeAddresses::new(range, None));
         let mut names = Hosts::default();
         for ip in ["192.0.2.1", "2001:db8::1"] {
             names.insert("a.test".parse_domain(), ip.parse().unwrap());

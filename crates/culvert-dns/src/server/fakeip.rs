@@ -8,8 +8,9 @@
 //! Source: sing-box 1.14.4, by its answers (order, TTL, wrap).
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 use culvert_config::options::dns::server::FakeIpDnsServer;
@@ -31,6 +32,12 @@ pub const MOST_NAMES: u32 = 1 << 17;
 pub struct FakeRange {
     network: IpAddr,
     prefix: u8,
+}
+
+impl fmt::Display for FakeRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network, self.prefix)
+    }
 }
 
 impl FakeRange {
@@ -115,7 +122,7 @@ pub struct FakeRecords {
 pub struct FakeAddresses {
     inet4: Option<Family>,
     inet6: Option<Family>,
-    store: Option<Arc<dyn FakeStore>>,
+    store: OnceLock<Arc<dyn FakeStore>>,
 }
 
 struct Family {
@@ -138,36 +145,42 @@ impl FakeAddresses {
     ///
     /// # Errors
     /// A range is too small.
-    pub fn from_options(
-        options: &FakeIpDnsServer,
-        store: Option<Arc<dyn FakeStore>>,
-    ) -> Result<Self, BuildError> {
+    pub fn from_options(options: &FakeIpDnsServer) -> Result<Self, BuildError> {
         let range = |option, prefix: Option<Prefix>| match prefix {
-            None => Ok(None),
+            None => Ok::<_, BuildError>(None),
             Some(Prefix { ip, length }) => {
                 let range = FakeRange::new(ip, length).ok_or(BuildError::Range { option, ip, length })?;
                 Ok(Some(range))
             }
         };
         let inet4 = range("inet4_range", options.inet4_range)?;
-        Ok(Self::new(inet4, range("inet6_range", options.inet6_range)?, store))
+        Ok(Self::new(inet4, range("inet6_range", options.inet6_range)?))
     }
 
-    /// Begins where `store` left off, if it knows these ranges.
+    /// Addresses of these ranges, none given out so far.
     #[must_use]
-    pub fn new(
-        inet4: Option<FakeRange>,
-        inet6: Option<FakeRange>,
-        store: Option<Arc<dyn FakeStore>>,
-    ) -> Self {
-        let kept = store.as_ref().and_then(|store| store.load(inet4, inet6));
-        if let (Some(store), None) = (&store, &kept) {
-            store.reset(inet4, inet6);
+    pub fn new(inet4: Option<FakeRange>, inet6: Option<FakeRange>) -> Self {
+        let family = |range: Option<FakeRange>| range.map(Family::new);
+        Self { inet4: family(inet4), inet6: family(inet6), store: OnceLock::new() }
+    }
+
+    /// Goes on where `store` left off, if it knows these ranges, and keeps there what is given out from here on. To be
+    /// called before anything is; only the first store counts.
+    pub fn keep_in(&self, store: Arc<dyn FakeStore>) {
+        let range = |family: &Option<Family>| family.as_ref().map(|family| family.range);
+        let (inet4, inet6) = (range(&self.inet4), range(&self.inet6));
+        match store.load(inet4, inet6) {
+            Some(kept) => {
+                let families = [(&self.inet4, kept.last.0), (&self.inet6, kept.last.1)];
+                for (family, last) in families {
+                    if let Some(family) = family {
+                        family.restore(&kept.names, last);
+                    }
+                }
+            }
+            None => store.reset(inet4, inet6),
         }
-        let kept = kept.unwrap_or_default();
-        let family =
-            |range: Option<FakeRange>, last| range.map(|range| Family::new(range, &kept.names, last));
-        Self { inet4: family(inet4, kept.last.0), inet6: family(inet6, kept.last.1), store }
+        let _ = self.store.set(store);
     }
 
     /// Whether an address lies in a fake range.
@@ -190,7 +203,7 @@ impl FakeAddresses {
             _ => return None,
         };
         let (address, given) = family.give(name);
-        if let (Some(store), true) = (&self.store, given) {
+        if let (Some(store), true) = (self.store.get(), given) {
             store.keep(address, name);
         }
         Some(address)
@@ -201,9 +214,13 @@ impl Family {
     /// The first address that is given out is the third of the range.
     const FIRST: u32 = 2;
 
-    fn new(range: FakeRange, names: &[(IpAddr, Domain)], last: Option<IpAddr>) -> Self {
+    fn new(range: FakeRange) -> Self {
+        Self { range, given: Mutex::default() }
+    }
+
+    fn restore(&self, names: &[(IpAddr, Domain)], last: Option<IpAddr>) {
+        let (range, capacity) = (self.range, self.range.capacity());
         let mut given = Given::default();
-        let capacity = range.capacity();
         let place = |ip: IpAddr| range.offset(ip)?.checked_sub(Self::FIRST).filter(|place| *place < capacity);
         for (ip, name) in names {
             if let Some(place) = place(*ip) {
@@ -213,7 +230,7 @@ impl Family {
         if let Some(last) = last.and_then(place) {
             given.next = (last + 1) % capacity;
         }
-        Self { range, given: Mutex::new(given) }
+        *self.lock() = given;
     }
 
     fn name(&self, ip: IpAddr) -> Option<Domain> {
@@ -297,7 +314,7 @@ mod tests {
     }
 
     fn addresses(inet4: &str, inet6: &str) -> FakeAddresses {
-        FakeAddresses::new(Some(range(inet4)), Some(range(inet6)), None)
+        FakeAddresses::new(Some(range(inet4)), Some(range(inet6)))
     }
 
     fn give(addresses: &FakeAddresses, name: &str, kind: RecordType) -> String {
@@ -389,7 +406,11 @@ mod tests {
     #[test]
     fn kept_addresses_survive_and_other_ranges_begin_anew() {
         let store = Arc::new(Memory::default());
-        let open = |inet4: &str| FakeAddresses::new(Some(range(inet4)), None, Some(Arc::clone(&store) as _));
+        let open = |inet4: &str| {
+            let addresses = FakeAddresses::new(Some(range(inet4)), None);
+            addresses.keep_in(Arc::clone(&store) as _);
+            addresses
+        };
         let first = open("198.18.0.0/29");
         for n in 0..7 {
             give(&first, &format!("n{n}.test"), RecordType::A);
@@ -409,7 +430,7 @@ mod tests {
 
     #[tokio::test]
     async fn other_types_and_families_have_no_records() {
-        let addresses = FakeAddresses::new(Some(range("198.18.0.0/15")), None, None);
+        let addresses = FakeAddresses::new(Some(range("198.18.0.0/15")), None);
         let server = FakeIpServer::new(Tag::new("fakeip", "fake"), addresses.into());
         for (kind, count) in
             [(RecordType::A, 1), (RecordType::AAAA, 0), (RecordType::HTTPS, 0), (RecordType::PTR, 0)]
