@@ -17,6 +17,8 @@ pub mod iface;
 #[cfg(target_os = "linux")]
 pub mod netlink;
 pub mod netns;
+#[cfg(target_os = "linux")]
+pub mod owner;
 pub mod process;
 pub mod ready;
 pub mod socket;

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use clap::{Args, ValueEnum};
 use culvert_core::{Network, Session, SessionId, Sniffed, Tag};
+use culvert_rules::rule::Process;
 use culvert_rules::sniff::Protocol;
 use culvert_wire::{Domain, Target};
 
@@ -32,6 +33,12 @@ pub(super) struct Arguments {
     /// The name that sniffing finds; needs --protocol.
     #[arg(long, requires = "protocol")]
     sniffed_domain: Option<String>,
+    /// Path of the program that opens it, as if that had been found out.
+    #[arg(long)]
+    process_path: Option<String>,
+    /// Name of that program's user.
+    #[arg(long)]
+    process_user: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -47,20 +54,33 @@ fn protocol(name: &str) -> Result<Protocol, String> {
     found.ok_or_else(|| "not a protocol that sniffing knows".to_owned())
 }
 
-/// Runs the rules of the data path over a connection that does not exist. Nothing is dialled; names are looked up where
-/// a rule asks for it.
+/// Runs the rules of the data path over a connection that does not exist. Nothing is dialled for it; names are looked up
+/// where a rule asks for it, and remote rule-sets are fetched.
 pub(super) fn execute(global: &Global, arguments: &Arguments) -> Result<(), Failure> {
     let loaded = culvert_config::load(&sources::read(global)?).map_err(|findings| refused(&findings))?;
     let session = session(arguments)?;
     let mut errors = BuildErrors::default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::new)?;
     let lines = runtime.block_on(async {
-        match Parts::build(&loaded.options, &mut errors) {
-            Some(parts) if errors.is_empty() => Ok(parts.router.explain(session).await),
+        let parts = Parts::build(&loaded.options, &mut errors);
+        if let Some(parts) = parts.as_ref().filter(|_| errors.is_empty()) {
+            parts.fetch_rule_sets(&loaded.options, &mut errors).await;
+        }
+        match parts {
+            Some(parts) if errors.is_empty() => Ok(parts.router.explain(session, process(arguments)).await),
             _ => Err(Failure::new(&errors)),
         }
     })?;
     print((lines.join("\n") + "\n").as_bytes())
+}
+
+fn process(arguments: &Arguments) -> Option<Process> {
+    let Arguments { process_path, process_user, .. } = arguments;
+    (process_path.is_some() || process_user.is_some()).then(|| Process {
+        path: process_path.clone().unwrap_or_default(),
+        user: process_user.clone().unwrap_or_default(),
+        ..Process::default()
+    })
 }
 
 fn session(arguments: &Arguments) -> Result<Session, Failure> {

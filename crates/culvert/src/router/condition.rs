@@ -45,24 +45,28 @@ pub(crate) fn unbuilt(options: &RuleOptions) -> Vec<&'static str> {
     let mut keys = Vec::new();
     for_each_default(options, &mut |rule| {
         let items = [
-            ("process_name", !rule.process_name.is_empty()),
-            ("process_path", !rule.process_path.is_empty()),
-            ("process_path_regex", !rule.process_path_regex.is_empty()),
+            ("wifi_ssid", !rule.wifi_ssid.is_empty()),
+            ("wifi_bssid", !rule.wifi_bssid.is_empty()),
+            ("preferred_by", !rule.preferred_by.is_empty()),
+        ];
+        keys.extend(items.into_iter().filter(|(_, used)| *used).map(|(key, _)| key));
+    });
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// The keys in use that nothing on this system ever matches (sing-box: its apps only).
+pub(crate) fn unmatched(options: &RuleOptions) -> Vec<&'static str> {
+    let mut keys = Vec::new();
+    for_each_default(options, &mut |rule| {
+        let items = [
             ("package_name", !rule.package_name.is_empty()),
             ("package_name_regex", !rule.package_name_regex.is_empty()),
-            ("user", !rule.user.is_empty()),
-            ("user_id", !rule.user_id.is_empty()),
             ("network_type", !rule.network_type.is_empty()),
             ("network_is_expensive", rule.network_is_expensive),
             ("network_is_constrained", rule.network_is_constrained),
-            ("wifi_ssid", !rule.wifi_ssid.is_empty()),
-            ("wifi_bssid", !rule.wifi_bssid.is_empty()),
-            ("interface_address", !rule.interface_address.is_empty()),
             ("network_interface_address", !rule.network_interface_address.is_empty()),
-            ("default_interface_address", !rule.default_interface_address.is_empty()),
-            ("source_mac_address", !rule.source_mac_address.is_empty()),
-            ("source_hostname", !rule.source_hostname.is_empty()),
-            ("preferred_by", !rule.preferred_by.is_empty()),
         ];
         keys.extend(items.into_iter().filter(|(_, used)| *used).map(|(key, _)| key));
     });

@@ -1,9 +1,11 @@
 //! A decision in words: every rule in order, with what of it matched and what did not. The rules are judged by the code
 //! of the data path.
 
+use std::sync::Arc;
+
 use culvert_core::duplex::duplex;
 use culvert_core::{Chain, Decision, Incoming, Io, Network, Session};
-use culvert_rules::rule::{Event, Facts, RuleSets};
+use culvert_rules::rule::{Event, Facts, Process, RuleSets};
 use culvert_wire::BufChain;
 
 use super::rule::Rule;
@@ -11,13 +13,14 @@ use super::sniff::Gone;
 use super::{Router, Watch};
 
 impl Router {
-    /// What the rules make of a session, as lines. Its client says nothing.
-    pub(crate) async fn explain(&self, session: Session) -> Vec<String> {
+    /// What the rules make of a session of this program, as lines. Its client says nothing.
+    pub(crate) async fn explain(&self, session: Session, process: Option<Process>) -> Vec<String> {
         let io = match session.network {
             Network::Tcp => Io::Stream(Box::new(duplex(1).0)),
             Network::Udp => Io::Packets(Box::new(Gone)),
         };
-        let mut lines = Lines(vec![format!("{} connection to {}", session.network, session.target)]);
+        let head = format!("{} connection to {}", session.network, session.target);
+        let mut lines = Lines { process: process.map(Arc::new), lines: vec![head] };
         let mut incoming = Incoming { session, io, early: BufChain::new(), reply: None, udp_timeout: None };
         let decision = self.judge(&mut incoming, &mut lines).await;
         let (way, end) = match decision {
@@ -28,19 +31,26 @@ impl Router {
             Decision::Refuse { error, way } => (way, format!("refused: {}", Chain(&error))),
             Decision::Serve { handler, way } => (way, format!("served by {}", handler.name())),
         };
-        lines.0.push(format!("decided by: {}", way.rule));
+        lines.lines.push(format!("decided by: {}", way.rule));
         if way.chain.len() > 1 {
             let chain: Vec<&str> = way.chain.iter().rev().map(|tag| &**tag).collect();
-            lines.0.push(format!("chain: {}", chain.join(" -> ")));
+            lines.lines.push(format!("chain: {}", chain.join(" -> ")));
         }
-        lines.0.push(end);
-        lines.0
+        lines.lines.push(end);
+        lines.lines
     }
 }
 
-struct Lines(Vec<String>);
+struct Lines {
+    process: Option<Arc<Process>>,
+    lines: Vec<String>,
+}
 
 impl Watch for Lines {
+    fn process(&self) -> Option<Arc<Process>> {
+        self.process.clone()
+    }
+
     fn judge(&mut self, index: usize, rule: &Rule, facts: &Facts<'_>, sets: &RuleSets) -> bool {
         let (mut steps, mut depth) = (Vec::new(), 1);
         let said = |matched: bool| if matched { "yes" } else { "no" };
@@ -68,8 +78,8 @@ impl Watch for Lines {
             };
             steps.push(format!("{}{text}", "    ".repeat(here)));
         });
-        self.0.push(format!("route.rules[{index}] {}: {}", rule.text, said(matched)));
-        self.0.append(&mut steps);
+        self.lines.push(format!("route.rules[{index}] {}: {}", rule.text, said(matched)));
+        self.lines.append(&mut steps);
         matched
     }
 }

@@ -5,16 +5,21 @@
 //! | [`rule`] | a rule: conditions, made ready, and its action |
 //! | [`condition`] | conditions of route rules, DNS rules and rule-sets in the matcher's words |
 //! | [`rule_sets`] | the rule-sets, read again when their files change |
+//! | [`remote`] | those that are fetched |
 //! | [`sniff`] | the action of that name |
+//! | [`surroundings`], `leases` | the program behind a connection, interfaces, neighbours |
 //! | [`explain`] | a decision in words |
 //! | [`redirect`] | an outbound that dials something else than the client named |
 
 pub(crate) mod condition;
 mod explain;
+mod leases;
 mod redirect;
+pub(crate) mod remote;
 pub(crate) mod rule;
 mod rule_sets;
 mod sniff;
+pub(crate) mod surroundings;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -25,7 +30,7 @@ use async_trait::async_trait;
 use culvert_config::options::route::RouteOptions;
 use culvert_core::flow::Way;
 use culvert_core::{Decision, DialError, Handler, Incoming, Network, Session};
-use culvert_rules::rule::{Facts, IpVersion, Network as RuleNetwork, RuleSets};
+use culvert_rules::rule::{Facts, IpVersion, Needs, Network as RuleNetwork, Process, RuleSets};
 use culvert_wire::{Domain, Host, Target};
 
 use crate::dns::Dns;
@@ -35,6 +40,7 @@ use redirect::Redirected;
 pub(crate) use rule::Refusal;
 use rule::{Action, Options, Rule};
 pub(crate) use rule_sets::RuleSetStore;
+use surroundings::{Around, Surroundings};
 
 /// The rules and the outbounds they name.
 pub(crate) struct Router {
@@ -44,6 +50,9 @@ pub(crate) struct Router {
     dns: Arc<Dns>,
     hijack: Arc<dyn Handler>,
     rule_sets: Arc<RuleSetStore>,
+    surroundings: Arc<Surroundings>,
+    /// What the rules by themselves look at.
+    needs: Needs,
 }
 
 impl Router {
@@ -54,6 +63,7 @@ impl Router {
         default: Member,
         dns: Arc<Dns>,
         rule_sets: Arc<RuleSetStore>,
+        surroundings: Arc<Surroundings>,
         errors: &mut BuildErrors,
     ) -> Self {
         let mut rules = Vec::with_capacity(options.rules.len());
@@ -62,13 +72,19 @@ impl Router {
             rules.extend(rule::build(&one.condition, &one.action, &place, &dns, &rule_sets, errors));
         }
         let hijack = dns.handler();
-        Self { rules, outbounds, default, dns, hijack, rule_sets }
+        let mut needs = needs_of(rules.iter().map(|rule| &rule.matcher));
+        needs.process |= options.find_process;
+        needs.neighbor |= options.find_neighbor;
+        Self { rules, outbounds, default, dns, hijack, rule_sets, surroundings, needs }
     }
 
     /// The decision, with `watch` looking on. The data path looks on with `()`, which the compiler removes.
     async fn judge(&self, incoming: &mut Incoming, watch: &mut impl Watch) -> Decision {
         let rule_sets = self.rule_sets.snapshot();
         let mut journey = Journey::begin(&incoming.session.target);
+        let mut needs = self.needs;
+        needs.process |= self.rule_sets.needs_process();
+        journey.around = self.surroundings.around(Some(&incoming.session), needs, watch.process()).await;
         if let Err(error) = self.name_destination(&mut incoming.session, &mut journey) {
             return Decision::Refuse { error, way: Way { rule: "fakeip".into(), chain: Vec::new() } };
         }
@@ -132,7 +148,7 @@ impl Router {
     }
 
     fn dial(&self, member: &Member, rule: &Arc<str>, journey: Journey, session: &Session) -> Decision {
-        let Some(picked) = member.pick(session.network) else {
+        let Some(picked) = member.pick(session.network, Some(session)) else {
             return refuse(rule, DialError::Network(session.network));
         };
         let way = Way { rule: Arc::clone(rule), chain: picked.chain };
@@ -155,6 +171,11 @@ fn refuse(rule: &Arc<str>, error: DialError) -> Decision {
 
 /// Judges rules, and may tell what it sees.
 trait Watch: Send {
+    /// The program behind the connection, if it is not to be found out.
+    fn process(&self) -> Option<Arc<Process>> {
+        None
+    }
+
     fn judge(&mut self, index: usize, rule: &Rule, facts: &Facts<'_>, sets: &RuleSets) -> bool;
 }
 
@@ -177,6 +198,7 @@ struct Journey {
     sniffed: bool,
     udp_timeout: Option<Duration>,
     keep_peers: bool,
+    around: Around,
 }
 
 impl Journey {
@@ -189,6 +211,7 @@ impl Journey {
             sniffed: false,
             udp_timeout: None,
             keep_peers: false,
+            around: Around::default(),
         }
     }
 
@@ -221,9 +244,20 @@ impl Journey {
             destination: session.target.host.ip(),
             addresses: &self.addresses,
             port: session.target.port,
-            ..session_facts(session)
+            ..self.around.complete(session_facts(session))
         }
     }
+}
+
+/// What rules by themselves look at, without their rule-sets.
+pub(crate) fn needs_of<'a>(rules: impl Iterator<Item = &'a culvert_rules::rule::Rule>) -> Needs {
+    let mut all = Needs::default();
+    for rule in rules {
+        let needs = rule.needs(&RuleSets::default());
+        all.process |= needs.process;
+        all.neighbor |= needs.neighbor;
+    }
+    all
 }
 
 /// The facts that do not change on the way.

@@ -13,7 +13,7 @@ use culvert_wire::Host;
 use tokio::time::Instant;
 
 use super::RuleSetStore;
-use super::condition::{Conditions, rule_options, unbuilt};
+use super::condition::{Conditions, rule_options, unbuilt, unmatched};
 use super::sniff::Settings;
 use crate::dns::{Dns, QueryChanges, Scope};
 use crate::instance::BuildErrors;
@@ -90,6 +90,9 @@ pub(crate) fn matcher<M: Conditions>(
     let keys = unbuilt(&options);
     for key in &keys {
         errors.not_built(format!("rule item `{key}` in {place}"));
+    }
+    for key in unmatched(&options) {
+        tracing::warn!("{place}: `{key}` matches on phones and tablets only, and never here");
     }
     let built = rules::Rule::new(options, &mut |tag| rule_sets.id(tag));
     let built = built.map_err(|error| errors.invalid(place, error)).ok();
