@@ -1,7 +1,10 @@
 //! An answer as rules look at it.
 
+use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 
 use culvert_dns::message::wire::{Section as Place, read_name};
 use culvert_dns::{Rcode, Reply};
@@ -109,24 +112,86 @@ pub(super) fn has_meaning(reply: &Reply) -> bool {
     matches!(reply.rcode(), Rcode::NOERROR | Rcode::NXDOMAIN)
 }
 
-/// The answers that `evaluate` rules have got. One that failed stands for itself: rules that refer to it do not match.
-#[derive(Default)]
-pub(super) struct Answers(Vec<(Option<String>, Option<Evaluated>)>);
+type Asking<'a> = Pin<Box<dyn Future<Output = Option<Evaluated>> + Send + 'a>>;
 
-impl Answers {
-    pub(super) fn keep(&mut self, tag: Option<String>, answer: Option<Evaluated>) {
-        self.0.push((tag, answer));
+/// The answers of `evaluate` rules. Queries are under way at the same time, for as long as somebody waits for any of
+/// them. One that failed stands for itself: rules that refer to it do not match.
+#[derive(Default)]
+pub(super) struct Answers<'a>(Vec<Entry<'a>>);
+
+struct Entry<'a> {
+    tag: Option<String>,
+    answer: Option<Evaluated>,
+    /// `None` once it has ended. Never locked: it is here so that others may look at the answers.
+    asking: Mutex<Option<Asking<'a>>>,
+    has_ended: bool,
+}
+
+impl<'a> Answers<'a> {
+    /// How many there are, whether they have come or not.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
-    /// The latest answer with this tag, or the latest one without a tag.
-    pub(super) fn find(&self, tag: Option<&str>) -> Option<&Evaluated> {
-        let (_, answer) = self.0.iter().rev().find(|(one, _)| one.as_deref() == tag)?;
-        answer.as_ref()
+    /// One more is asked for.
+    pub(super) fn begin(
+        &mut self,
+        tag: Option<String>,
+        asking: impl Future<Output = Option<Evaluated>> + Send + 'a,
+    ) {
+        let asking = Mutex::new(Some(Box::pin(asking) as Asking<'a>));
+        self.0.push(Entry { tag, answer: None, asking, has_ended: false });
+    }
+
+    /// Waits until all that `tags` mean has come, of the first `until` answers.
+    pub(super) async fn wait(&mut self, tags: &[Option<String>], until: usize) {
+        while !self.has_come(tags, until) {
+            self.progress().await;
+        }
+    }
+
+    /// Whether all that `tags` mean has come, or will not.
+    pub(super) fn has_come(&self, tags: &[Option<String>], until: usize) -> bool {
+        tags.iter().all(|tag| self.entry(tag.as_deref(), until).is_none_or(|entry| entry.has_ended))
+    }
+
+    /// Waits until one more has come.
+    pub(super) async fn progress(&mut self) {
+        std::future::poll_fn(|cx| {
+            let mut has_ended = self.0.iter().all(|entry| entry.has_ended);
+            for entry in &mut self.0 {
+                let Some(asking) = &mut *entry.asking.get_mut().unwrap_or_else(PoisonError::into_inner)
+                else {
+                    continue;
+                };
+                if let Poll::Ready(answer) = asking.as_mut().poll(cx) {
+                    (entry.answer, entry.asking) = (answer, Mutex::new(None));
+                    (entry.has_ended, has_ended) = (true, true);
+                }
+            }
+            if has_ended { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// The latest answer with this tag, or the latest one without a tag, of the first `until`.
+    pub(super) fn find(&self, tag: Option<&str>, until: usize) -> Option<&Evaluated> {
+        self.entry(tag, until)?.answer.as_ref()
+    }
+
+    fn entry(&self, tag: Option<&str>, until: usize) -> Option<&Entry<'a>> {
+        self.0.iter().take(until).rev().find(|entry| entry.tag.as_deref() == tag)
     }
 }
 
-impl Responses for Answers {
+/// The answers that a rule at some place can refer to: those asked for before it.
+pub(super) struct Before<'a, 'q> {
+    pub(super) answers: &'a Answers<'q>,
+    pub(super) until: usize,
+}
+
+impl Responses for Before<'_, '_> {
     fn response(&self, tag: Option<&str>) -> Option<&dyn Response> {
-        self.find(tag).map(|answer| answer as &dyn Response)
+        self.answers.find(tag, self.until).map(|answer| answer as &dyn Response)
     }
 }

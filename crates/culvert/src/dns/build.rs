@@ -10,7 +10,7 @@ use culvert_config::options::dial::DialOptions;
 use culvert_config::options::dns::DnsOptions;
 use culvert_config::options::dns::server::{DnsServerKind, LocalDnsServer};
 use culvert_config::options::route::RouteOptions;
-use culvert_core::{Dialer, Outbound, Resolver, Tag};
+use culvert_core::{Chain, Dialer, Outbound, Resolver, Tag};
 use culvert_dns::cache::CacheOptions;
 use culvert_dns::plain::Sockets;
 use culvert_dns::reverse::ReverseMapping;
@@ -19,12 +19,14 @@ use culvert_dns::server::local::LocalServer;
 use culvert_dns::server::{BuildError, ServerCx, ServerEntry};
 use culvert_dns::{Client, DnsRouter, DnsServer, SystemOptions, SystemResolver};
 use culvert_protocols::fields::dial::dialer;
+use culvert_tls::Store;
 
 use super::policy::{Policy, Shared, query_options};
 use super::{Dns, Names};
 use crate::groups::Member;
 use crate::instance::{BuildErrors, with_defaults};
 use crate::router::RuleSetStore;
+use crate::router::surroundings::Surroundings;
 
 /// How long past its time an answer may be served with `optimistic` (sing-box 1.14.4).
 const OPTIMISTIC: Duration = Duration::from_secs(3 * 24 * 3600);
@@ -57,11 +59,13 @@ pub(crate) fn build(
     options: &Options,
     outbounds: &HashMap<String, Member>,
     names: &Names,
+    store: &Arc<Store>,
     rule_sets: &Arc<RuleSetStore>,
+    surroundings: &Arc<Surroundings>,
     errors: &mut BuildErrors,
 ) -> Dns {
     let dns = &options.dns;
-    let mut builder = Builder { options, outbounds, names, fake: None, errors };
+    let mut builder = Builder { options, outbounds, names, store, fake: None, errors };
     let mut clients = HashMap::new();
     let cache = cache(dns);
     for (index, one) in dns.servers.iter().enumerate() {
@@ -81,7 +85,7 @@ pub(crate) fn build(
     }
     let is_fake = |one: &&Tagged<DnsServerKind>| matches!(one.kind, DnsServerKind::FakeIp(_));
     let fake_tags = dns.servers.iter().filter(is_fake).map(|one| one.tag.clone()).collect();
-    let policy = Arc::new(Policy::build(&dns.rules, fake_tags, Arc::clone(rule_sets), errors));
+    let policy = Arc::new(Policy::build(&dns.rules, fake_tags, rule_sets, surroundings, errors));
     let router = DnsRouter {
         clients,
         default,
@@ -106,6 +110,7 @@ struct Builder<'a> {
     options: &'a Options,
     outbounds: &'a HashMap<String, Member>,
     names: &'a Names,
+    store: &'a Arc<Store>,
     fake: Option<Arc<FakeAddresses>>,
     errors: &'a mut BuildErrors,
 }
@@ -124,7 +129,7 @@ impl Builder<'_> {
             Some(tag) => Some(self.detour(tag, &place)?),
         };
         if let DnsServerKind::FakeIp(fake) = &one.kind {
-            match FakeAddresses::from_options(fake, None) {
+            match FakeAddresses::from_options(fake) {
                 Ok(addresses) => self.fake = Some(Arc::new(addresses)),
                 Err(error) => self.errors.invalid(&place, error),
             }
@@ -138,15 +143,25 @@ impl Builder<'_> {
             }
         };
         let system = by_sockets_of(&dialer);
-        let cx = ServerCx { tag: Tag::new(kind, one.tag.as_str()), dialer, system, fake: self.fake.clone() };
+        let cx = ServerCx {
+            tag: Tag::new(kind, one.tag.as_str()),
+            dialer,
+            system,
+            store: Arc::clone(self.store),
+            fake: self.fake.clone(),
+        };
         match (entry.build)(&one.kind, cx) {
             Ok(server) => Some(server),
             Err(BuildError::NotBuilt(kind)) => {
                 self.errors.not_built(format!("DNS server type `{kind}` ({place})"));
                 None
             }
+            Err(BuildError::OptionNotBuilt(option)) => {
+                self.errors.not_built(format!("`{option}` of a DNS server ({place})"));
+                None
+            }
             Err(error) => {
-                self.errors.invalid(place, error);
+                self.errors.invalid(place, Chain(&error));
                 None
             }
         }

@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use culvert_cache::CacheFile;
 use culvert_config::options::dial::DomainResolver;
 use culvert_config::value::Subnet as SubnetOption;
 use culvert_core::{EndReason, Handler, Io, ResolveError, Resolver, Session, Strategy};
@@ -62,6 +63,13 @@ impl Dns {
     /// Whether there are fake addresses at all.
     pub(crate) fn has_fake(&self) -> bool {
         self.router.fake.is_some()
+    }
+
+    /// Lets the fake addresses outlive the program.
+    pub(crate) fn keep_fake_in(&self, file: &Arc<CacheFile>) {
+        if let Some(fake) = &self.router.fake {
+            fake.keep_in(Arc::clone(file) as _);
+        }
     }
 
     /// Gives up the connections of all servers, since what they lead through has changed.

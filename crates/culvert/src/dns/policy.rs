@@ -3,9 +3,13 @@
 //! Rules run from first to last, as route rules do. In a configuration without `evaluate`, `match_response`, `query_type` and
 //! `ip_version`, a rule with conditions on addresses asks its server first, and keeps the answer only if an address in it
 //! passes (probed with sing-box 1.14.4).
-//! Evaluated queries are asked one after the other, where sing-box asks them at the same time: the answers are the same.
+//!
+//! Evaluated queries are under way at the same time; a rule waits only for the answers it refers to. One with `race` is put
+//! aside meanwhile, and rules after it are judged if they race too, or are held back until it has been judged. Of rules
+//! that race the first one to match decides. `speculative` lets a query go out while others still race.
 
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -15,7 +19,7 @@ use culvert_config::options::dns::rule::{
 };
 use culvert_config::options::rule::{Condition, RejectMethod, Rule as RuleOption};
 use culvert_config::value::List;
-use culvert_core::Strategy;
+use culvert_core::{Session, Strategy};
 use culvert_dns::message::records::{Predefined, RawRecord};
 use culvert_dns::{
     Answer, Asker, ClientSubnet, DnsError, DnsPolicy, DnsRouter, Query, QueryOptions, Rcode, RecordType,
@@ -23,20 +27,24 @@ use culvert_dns::{
 };
 use culvert_protocols::fields::dial::strategy;
 use culvert_rules::ip::Prefix;
-use culvert_rules::rule::{self as rules, Facts, IpVersion, RuleSets};
+use culvert_rules::rule::{self as rules, Facts, IpVersion, Needs, RuleSets};
 use culvert_wire::Domain;
 use tracing::debug;
 
 use super::QueryChanges;
-use super::answer::{Answers, Evaluated, addresses, has_meaning};
+use super::answer::{Answers, Before, Evaluated, addresses, has_meaning};
 use crate::instance::BuildErrors;
 use crate::router::rule::matcher;
-use crate::router::{Refusal, RuleSetStore, session_facts};
+use crate::router::surroundings::{Around, Surroundings};
+use crate::router::{Refusal, RuleSetStore, needs_of, session_facts};
 
 /// The rules, made ready.
 pub(super) struct Policy {
     rules: Vec<Rule>,
     rule_sets: Arc<RuleSetStore>,
+    surroundings: Arc<Surroundings>,
+    /// What the rules by themselves look at.
+    needs: Needs,
     /// Tags of the servers of type `fakeip`, which only clients get answers from.
     fake: Vec<String>,
     /// Whether conditions on addresses stand for themselves: no rule evaluates answers or looks at the type of a query.
@@ -48,6 +56,12 @@ struct Rule {
     action: Action,
     /// Whether it has conditions on addresses by itself, or may have some by a rule-set.
     filters: Filters,
+    /// Tags of the evaluated answers that it refers to, none for the latest one without a tag.
+    refers: Vec<Option<String>>,
+    /// Whether it is judged when its answers come, and others meanwhile.
+    race: bool,
+    /// Whether its query goes out while others race.
+    speculative: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -79,7 +93,8 @@ impl Policy {
     pub(super) fn build(
         options: &[RuleOption<DnsMatch, DnsAction>],
         fake: Vec<String>,
-        rule_sets: Arc<RuleSetStore>,
+        rule_sets: &Arc<RuleSetStore>,
+        surroundings: &Arc<Surroundings>,
         errors: &mut BuildErrors,
     ) -> Self {
         let evaluates = options.iter().any(|one| {
@@ -93,7 +108,7 @@ impl Policy {
         for (index, one) in options.iter().enumerate() {
             let place = format!("dns.rules[{index}]");
             check(one, evaluates, &place, errors);
-            let matcher = matcher(&one.condition, &place, &rule_sets, errors);
+            let matcher = matcher(&one.condition, &place, rule_sets, errors);
             let Some((matcher, action)) = matcher.zip(action(one, &place, errors)) else { continue };
             let filters = if any(&one.condition, &DnsMatch::is_address_filter) {
                 Filters::Yes
@@ -102,77 +117,42 @@ impl Policy {
             } else {
                 Filters::No
             };
-            rules.push(Rule { matcher, action, filters });
+            let mut refers = Vec::new();
+            note_references(&one.condition, &mut refers);
+            if let Action::Respond(tag) = &action {
+                refers.push(tag.clone());
+            }
+            let (race, speculative) = (one.action.is_race(), one.action.is_speculative());
+            rules.push(Rule { matcher, action, filters, refers, race, speculative });
         }
-        Self { rules, rule_sets, fake, filters: !evaluates }
+        Self {
+            needs: needs_of(rules.iter().map(|rule| &rule.matcher)),
+            rules,
+            rule_sets: Arc::clone(rule_sets),
+            surroundings: Arc::clone(surroundings),
+            fake,
+            filters: !evaluates,
+        }
     }
 
     async fn answer(&self, dns: &DnsRouter, query: &Query, asker: Asker<'_>) -> Result<Answer, DnsError> {
         if self.rules.is_empty() {
             return dns.default.exchange(query, &dns.options).await;
         }
-        let sets = self.rule_sets.snapshot();
-        let name = query.domain();
-        let (mut options, mut answers) = (dns.options.clone(), Answers::default());
-        for rule in &self.rules {
-            let filters = self.filters && rule.filters(&sets);
-            if filters && !has_addresses(query.kind()) {
-                continue;
-            }
-            // The addresses are those of an answer, where the rule waits for one.
-            let matches = |answers: &Answers, addresses: Option<&[IpAddr]>| {
-                let facts = Facts {
-                    domain: name.as_ref().map(Domain::as_str),
-                    responses: Some(answers),
-                    addresses_pending: filters && addresses.is_none(),
-                    addresses: addresses.unwrap_or_default(),
-                    ..facts(query, asker)
-                };
-                rule.matcher.matches(&facts, &sets)
-            };
-            if !matches(&answers, None) {
-                continue;
-            }
-            match &rule.action {
-                Action::SetOptions(changes) => changes.apply(&mut options),
-                Action::Route { server, changes } => {
-                    let Some(client) = self.client(dns, server, asker) else { continue };
-                    let mut asked = options.clone();
-                    changes.apply(&mut asked);
-                    let answer = client.exchange(query, &asked).await?;
-                    if !filters {
-                        return Ok(answer);
-                    }
-                    if has_meaning(&answer.reply) && matches(&answers, Some(&addresses(&answer.reply))) {
-                        return Ok(answer);
-                    }
-                    debug!(%query, server, "answer does not pass the rule");
-                    // sing-box forgets with the answer what earlier rules have set.
-                    options.clone_from(&dns.options);
-                }
-                Action::Evaluate { server, tag, changes } => {
-                    let Some(client) = self.client(dns, server, asker) else { continue };
-                    let mut asked = options.clone();
-                    changes.apply(&mut asked);
-                    let answer = client.exchange(query, &asked).await;
-                    if let Err(error) = &answer {
-                        debug!(%query, server, %error, "evaluated query failed");
-                    }
-                    answers.keep(tag.clone(), answer.ok().map(Evaluated::new));
-                }
-                Action::Respond(tag) => {
-                    let answer = answers.find(tag.as_deref()).map(|found| found.answer.clone());
-                    return Ok(answer.unwrap_or_else(|| Answer::fresh(Reply::empty(query, Rcode::SERVFAIL))));
-                }
-                Action::Reject(refusal) if refusal.drops() => return Err(DnsError::Dropped),
-                Action::Reject(_) => return Ok(Answer::fresh(Reply::refused(query))),
-                Action::Predefined(predefined) => {
-                    let reply = predefined.reply(query);
-                    return Ok(Answer::fresh(reply.unwrap_or_else(|| Reply::empty(query, Rcode::SERVFAIL))));
-                }
-            }
-        }
-        dns.default.exchange(query, &options).await
+        let mut needs = self.needs;
+        needs.process |= self.rule_sets.needs_process();
+        let mut run = Run {
+            policy: self,
+            dns,
+            query,
+            asker,
+            sets: self.rule_sets.snapshot(),
+            around: self.surroundings.around(session(asker), needs, None).await,
+            name: query.domain(),
+            options: dns.options.clone(),
+            answers: Answers::default(),
+        };
+        run.decide().await
     }
 
     /// The server of a rule, if it exists and may be asked.
@@ -190,6 +170,179 @@ impl Policy {
             tracing::error!("DNS server not found: {server}; the rule is passed over");
         }
         client
+    }
+}
+
+/// The rules over one query.
+struct Run<'a> {
+    policy: &'a Policy,
+    dns: &'a DnsRouter,
+    query: &'a Query,
+    asker: Asker<'a>,
+    sets: Arc<RuleSets>,
+    around: Around,
+    name: Option<Domain>,
+    options: QueryOptions,
+    answers: Answers<'a>,
+}
+
+type Outcome = Result<Answer, DnsError>;
+
+/// A rule that waits for answers while others are judged, and how many answers were asked for before it.
+type Racing<'a> = (&'a Rule, usize);
+
+impl<'a> Run<'a> {
+    async fn decide(&mut self) -> Outcome {
+        let mut racing: Vec<Racing<'a>> = Vec::new();
+        for rule in &self.policy.rules {
+            let until = self.answers.len();
+            if rule.race && !self.answers.has_come(&rule.refers, until) {
+                racing.push((rule, until));
+                continue;
+            }
+            if !racing.is_empty() && !rule.race {
+                if rule.speculative && self.answers.has_come(&rule.refers, until) {
+                    if let Some(outcome) = self.speculate(rule, until, &mut racing).await {
+                        return outcome;
+                    }
+                    continue;
+                }
+                if let Some(outcome) = self.finish(&mut racing).await {
+                    return outcome;
+                }
+            }
+            self.answers.wait(&rule.refers, until).await;
+            if let Some(outcome) = self.judge(rule, until).await {
+                return outcome;
+            }
+        }
+        if let Some(outcome) = self.finish(&mut racing).await {
+            return outcome;
+        }
+        self.dns.default.exchange(self.query, &self.options).await
+    }
+
+    /// Judges the rules that race, in the order in which their answers come.
+    async fn finish(&mut self, racing: &mut Vec<Racing<'a>>) -> Option<Outcome> {
+        while !racing.is_empty() {
+            let ready = racing.iter().position(|(rule, until)| self.answers.has_come(&rule.refers, *until));
+            let Some(ready) = ready else {
+                self.answers.progress().await;
+                continue;
+            };
+            let (rule, until) = racing.remove(ready);
+            if let Some(outcome) = self.judge(rule, until).await {
+                return Some(outcome);
+            }
+        }
+        None
+    }
+
+    /// Sends the query of a rule that matches while others still race. Its answer counts if none of them matches.
+    async fn speculate(
+        &mut self,
+        rule: &'a Rule,
+        until: usize,
+        racing: &mut Vec<Racing<'a>>,
+    ) -> Option<Outcome> {
+        let Action::Route { server, changes } = &rule.action else { return self.judge(rule, until).await };
+        let client = self.policy.client(self.dns, server, self.asker);
+        if self.filters(rule) || client.is_none() || !self.matches(rule, until, None) {
+            return match self.finish(racing).await {
+                Some(outcome) => Some(outcome),
+                None => self.judge(rule, until).await,
+            };
+        }
+        let (query, mut asked) = (self.query, self.options.clone());
+        changes.apply(&mut asked);
+        let mut ours = pin!(async move { Some(client?.exchange(query, &asked).await) });
+        let mut answered: Option<Outcome> = None;
+        {
+            let mut others = pin!(self.finish(racing));
+            loop {
+                tokio::select! {
+                    outcome = &mut others => match outcome {
+                        Some(outcome) => return Some(outcome),
+                        None => break,
+                    },
+                    outcome = &mut ours, if answered.is_none() => answered = outcome,
+                }
+            }
+        }
+        match answered {
+            Some(answered) => Some(answered),
+            None => ours.await,
+        }
+    }
+
+    /// Whether the rule asks first, and then looks at the addresses.
+    fn filters(&self, rule: &Rule) -> bool {
+        self.policy.filters && rule.filters(&self.sets)
+    }
+
+    /// The addresses are those of an answer, where the rule waits for one.
+    fn matches(&self, rule: &Rule, until: usize, addresses: Option<&[IpAddr]>) -> bool {
+        let before = Before { answers: &self.answers, until };
+        let facts = Facts {
+            domain: self.name.as_ref().map(Domain::as_str),
+            responses: Some(&before),
+            addresses_pending: self.filters(rule) && addresses.is_none(),
+            addresses: addresses.unwrap_or_default(),
+            ..self.around.complete(facts(self.query, self.asker))
+        };
+        rule.matcher.matches(&facts, &self.sets)
+    }
+
+    /// Judges a rule, and does what it says if it matches. `None`: the next one is to be asked.
+    async fn judge(&mut self, rule: &'a Rule, until: usize) -> Option<Outcome> {
+        let (dns, query, filters) = (self.dns, self.query, self.filters(rule));
+        if (filters && !has_addresses(query.kind())) || !self.matches(rule, until, None) {
+            return None;
+        }
+        match &rule.action {
+            Action::SetOptions(changes) => changes.apply(&mut self.options),
+            Action::Route { server, changes } => {
+                let client = self.policy.client(dns, server, self.asker)?;
+                let mut asked = self.options.clone();
+                changes.apply(&mut asked);
+                let answer = match client.exchange(query, &asked).await {
+                    Ok(answer) if filters => answer,
+                    outcome => return Some(outcome),
+                };
+                let found = addresses(&answer.reply);
+                if has_meaning(&answer.reply) && self.matches(rule, until, Some(&found)) {
+                    return Some(Ok(answer));
+                }
+                debug!(%query, server, "answer does not pass the rule");
+                // sing-box forgets with the answer what earlier rules have set.
+                self.options.clone_from(&dns.options);
+            }
+            Action::Evaluate { server, tag, changes } => {
+                let client = self.policy.client(dns, server, self.asker)?;
+                let mut asked = self.options.clone();
+                changes.apply(&mut asked);
+                self.answers.begin(tag.clone(), async move {
+                    let answer = client.exchange(query, &asked).await;
+                    if let Err(error) = &answer {
+                        debug!(%query, server, %error, "evaluated query failed");
+                    }
+                    answer.ok().map(Evaluated::new)
+                });
+            }
+            Action::Respond(tag) => {
+                let answer = self.answers.find(tag.as_deref(), until).map(|found| found.answer.clone());
+                let none = || Answer::fresh(Reply::empty(query, Rcode::SERVFAIL));
+                return Some(Ok(answer.unwrap_or_else(none)));
+            }
+            Action::Reject(refusal) if refusal.drops() => return Some(Err(DnsError::Dropped)),
+            Action::Reject(_) => return Some(Ok(Answer::fresh(Reply::refused(query)))),
+            Action::Predefined(predefined) => {
+                let reply = predefined.reply(query);
+                let reply = reply.unwrap_or_else(|| Reply::empty(query, Rcode::SERVFAIL));
+                return Some(Ok(Answer::fresh(reply)));
+            }
+        }
+        None
     }
 }
 
@@ -220,12 +373,16 @@ impl Rule {
     }
 }
 
-/// What rules look at, but for the name.
-fn facts<'a>(query: &Query, asker: Asker<'a>) -> Facts<'a> {
-    let session = match asker {
+fn session(asker: Asker<'_>) -> Option<&Session> {
+    match asker {
         Asker::Client(session) => Some(session),
         Asker::Lookup(session) => session,
-    };
+    }
+}
+
+/// What rules look at, but for the name.
+fn facts<'a>(query: &Query, asker: Asker<'a>) -> Facts<'a> {
+    let session = session(asker);
     let subnet = query.subnet().and_then(|subnet| Prefix::new(subnet.address(), subnet.prefix()).ok());
     Facts {
         ip_version: match query.kind() {
@@ -254,10 +411,19 @@ fn asked_response(fields: &DnsMatch) -> Option<&MatchResponse> {
     fields.match_response.as_ref().filter(|which| **which != MatchResponse::No)
 }
 
-fn check(one: &RuleOption<DnsMatch, DnsAction>, evaluates: bool, place: &str, errors: &mut BuildErrors) {
-    if one.action.is_race() {
-        errors.not_built(format!("`race` in {place}"));
+/// Collects the answers that conditions refer to.
+fn note_references(condition: &Condition<DnsMatch>, refers: &mut Vec<Option<String>>) {
+    match condition {
+        Condition::Fields(fields) => match asked_response(fields) {
+            Some(MatchResponse::Tag(tag)) => refers.push(Some(tag.clone())),
+            Some(MatchResponse::Latest) => refers.push(None),
+            Some(MatchResponse::No) | None => {}
+        },
+        Condition::Logical(logical) => logical.rules.iter().for_each(|part| note_references(part, refers)),
     }
+}
+
+fn check(one: &RuleOption<DnsMatch, DnsAction>, evaluates: bool, place: &str, errors: &mut BuildErrors) {
     if any(&one.condition, &|fields| fields.rule_set_ip_cidr_accept_empty) {
         errors.not_built(format!("`rule_set_ip_cidr_accept_empty` in {place}"));
     }

@@ -303,6 +303,16 @@ options! {
 }
 
 impl DnsAction {
+    /// Whether its query may go out before it is known to be wanted.
+    #[must_use]
+    pub fn is_speculative(&self) -> bool {
+        match self {
+            Self::Route(action) => action.speculative,
+            Self::Evaluate(action) => action.speculative,
+            _ => false,
+        }
+    }
+
     /// Whether the rule takes part in a race.
     #[must_use]
     pub fn is_race(&self) -> bool {
