@@ -1,23 +1,27 @@
-//! Groups of outbounds: `selector`, whose member somebody chooses, and `urltest`, whose member is the quickest.
+//! Groups of outbounds: `selector`, whose member somebody chooses; `urltest`, whose member is the quickest; `fallback` and
+//! `load-balance`, which try one member after the other.
 //!
 //! The router asks a group for the outbound behind it and dials that, so that a flow knows its whole chain. As a detour a
 //! group is an outbound like others. When the choice changes, flows that should not outlive it are closed by their way
 //! or, where the group was a detour, by their number: no stream is wrapped.
 
+mod order;
 mod probe;
 mod urltest;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
+use culvert_cache::CacheFile;
 use culvert_core::{
     BoxPackets, BoxStream, DialError, EndReason, Flows, Network, Outbound, Session, SessionId, Tag,
 };
 use culvert_wire::BufChain;
 use thiserror::Error;
 
+pub(crate) use order::{Balance, Order};
 pub(crate) use probe::Probe;
 pub use probe::{Delay, History};
 pub(crate) use urltest::UrlTest;
@@ -49,14 +53,14 @@ impl Member {
     }
 
     /// The outbound that dials at this moment, with all groups on the way to it. `None` if no member of a group
-    /// carries `network`.
-    pub(crate) fn pick(&self, network: Network) -> Option<Picked> {
+    /// carries `network`. Some groups look at whose connection it is.
+    pub(crate) fn pick(&self, network: Network, session: Option<&Session>) -> Option<Picked> {
         match self {
             Self::Outbound(outbound) => {
                 let chain = vec![Arc::clone(&outbound.tag().name)];
                 Some(Picked { outbound: Arc::clone(outbound), chain })
             }
-            Self::Group(group) => group.pick(network),
+            Self::Group(group) => group.pick(network, session),
         }
     }
 
@@ -95,12 +99,15 @@ pub struct Group {
     detoured: Mutex<Vec<SessionId>>,
     /// Called after a change: closes what the program itself keeps open through the group.
     changed: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+    /// Where choices outlive the program.
+    cache: OnceLock<Arc<CacheFile>>,
 }
 
 enum Kind {
     /// Index of the chosen member.
     Selector(AtomicUsize),
     UrlTest(UrlTest),
+    Order(Order),
 }
 
 /// Why a member could not be chosen.
@@ -137,9 +144,14 @@ impl Group {
         Self::new(tag, members, Kind::UrlTest(test), interrupt, flows)
     }
 
+    /// A group whose members are tried in an order.
+    pub(crate) fn ordered(tag: Tag, members: Vec<Member>, order: Order, flows: Arc<Flows>) -> Self {
+        Self::new(tag, members, Kind::Order(order), false, flows)
+    }
+
     fn new(tag: Tag, members: Vec<Member>, kind: Kind, interrupt: bool, flows: Arc<Flows>) -> Self {
         let (detoured, changed) = (Mutex::default(), Mutex::default());
-        Self { tag, members, kind, interrupt, flows, detoured, changed }
+        Self { tag, members, kind, interrupt, flows, detoured, changed, cache: OnceLock::new() }
     }
 
     /// Its type and tag.
@@ -170,13 +182,27 @@ impl Group {
         if chosen.swap(index, Ordering::Relaxed) != index {
             self.interrupt();
         }
+        if let Some(file) = self.cache.get() {
+            file.set_selected(&self.tag.name, member);
+        }
         Ok(())
+    }
+
+    /// Takes up the choice that the file remembers, and keeps later ones there. Only the first file counts.
+    pub(crate) fn keep_choice_in(&self, file: &Arc<CacheFile>) {
+        let Kind::Selector(chosen) = &self.kind else { return };
+        let member = file.selected(&self.tag.name);
+        let index = member.and_then(|tag| self.members.iter().position(|one| *one.tag().name == *tag));
+        if let Some(index) = index {
+            chosen.store(index, Ordering::Relaxed);
+        }
+        let _ = self.cache.set(Arc::clone(file));
     }
 
     /// Tests all members at once, whether in use or not, and returns the delays of those that answered.
     pub async fn test(&self) -> Vec<(Arc<str>, Delay)> {
         match &self.kind {
-            Kind::Selector(_) => Vec::new(),
+            Kind::Selector(_) | Kind::Order(_) => Vec::new(),
             Kind::UrlTest(test) => {
                 self.check(test, true).await;
                 let delay =
@@ -207,6 +233,7 @@ impl Group {
         match &self.kind {
             Kind::Selector(chosen) => self.members.get(chosen.load(Ordering::Relaxed)),
             Kind::UrlTest(test) => test.best(&self.members, network),
+            Kind::Order(order) => self.members.get(order.first(&self.members, network)?),
         }
     }
 
@@ -251,8 +278,11 @@ impl Group {
         self.detoured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pick(&self, network: Network) -> Option<Picked> {
-        let mut picked = self.member(network)?.pick(network)?;
+    fn pick(&self, network: Network, session: Option<&Session>) -> Option<Picked> {
+        let mut picked = match &self.kind {
+            Kind::Order(order) => order.pick(&self.members, network, session)?,
+            Kind::Selector(_) | Kind::UrlTest(_) => self.member(network)?.pick(network, session)?,
+        };
         if let Kind::UrlTest(test) = &self.kind {
             test.touch();
             let (outbound, history) = (picked.outbound, Arc::clone(test.history()));
@@ -273,18 +303,18 @@ impl Outbound for Group {
     fn carries(&self, network: Network) -> bool {
         match &self.kind {
             Kind::Selector(_) => self.member(network).is_some_and(|member| member.carries(network)),
-            Kind::UrlTest(_) => self.members.iter().any(|member| member.carries(network)),
+            Kind::UrlTest(_) | Kind::Order(_) => self.members.iter().any(|member| member.carries(network)),
         }
     }
 
     async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {
-        let picked = self.pick(Network::Tcp).ok_or(DialError::Network(Network::Tcp))?;
+        let picked = self.pick(Network::Tcp, Some(session)).ok_or(DialError::Network(Network::Tcp))?;
         self.note_detoured(session.id);
         picked.outbound.dial(session, early).await
     }
 
     async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
-        let picked = self.pick(Network::Udp).ok_or(DialError::Network(Network::Udp))?;
+        let picked = self.pick(Network::Udp, Some(session)).ok_or(DialError::Network(Network::Udp))?;
         self.note_detoured(session.id);
         picked.outbound.listen_packet(session).await
     }

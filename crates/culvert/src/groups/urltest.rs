@@ -82,7 +82,9 @@ impl UrlTest {
                 continue;
             }
             seen.push(Arc::clone(&tag));
-            let Some(outbound) = member.pick(Network::Tcp).map(|picked| picked.outbound) else { continue };
+            let Some(outbound) = member.pick(Network::Tcp, None).map(|picked| picked.outbound) else {
+                continue;
+            };
             let (probe, history, places) =
                 (Arc::clone(&self.probe), Arc::clone(&self.history), Arc::clone(&places));
             tests.spawn(async move {

@@ -2,15 +2,18 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use culvert_config::Tagged;
 use culvert_config::options::dial::DialOptions;
 use culvert_config::options::endpoint::EndpointKind;
 use culvert_config::options::namespace::NamespaceKind;
 use culvert_config::options::outbound::OutboundKind;
-use culvert_config::options::outbound::group::{SelectorOutbound, UrlTestOutbound};
+use culvert_config::options::outbound::group::{
+    BalanceStrategy, FallbackOutbound, LoadBalanceOutbound, SelectorOutbound, UrlTestOutbound,
+};
 use culvert_config::options::route::RouteOptions;
-use culvert_config::value::{Mark, OutboundTag};
+use culvert_config::value::{Dur, Mark, OutboundTag};
 use culvert_core::{Flows, Inbound, Tag};
 use culvert_protocols::fields::dial::dialer;
 use culvert_protocols::table::{
@@ -19,7 +22,7 @@ use culvert_protocols::table::{
 
 use super::{BuildErrors, namespaces};
 use crate::dns::Names;
-use crate::groups::{Group, History, Member, Probe, UrlTest};
+use crate::groups::{Balance, Group, History, Member, Order, Probe, UrlTest};
 
 /// What outbounds are built with.
 pub(super) struct Around<'a> {
@@ -92,6 +95,25 @@ impl Builder<'_> {
         match &one.kind {
             OutboundKind::Selector(options) => return self.selector(&one.tag, options, &place),
             OutboundKind::UrlTest(options) => return self.url_test(&one.tag, options, &place),
+            OutboundKind::Fallback(options) => {
+                let FallbackOutbound { outbounds, delay } = &**options;
+                return self.ordered(
+                    Tag::new(kind, one.tag.as_str()),
+                    outbounds,
+                    Balance::InOrder,
+                    *delay,
+                    &place,
+                );
+            }
+            OutboundKind::LoadBalance(options) => {
+                let LoadBalanceOutbound { outbounds, strategy, delay } = &**options;
+                let balance = match strategy {
+                    BalanceStrategy::RoundRobin => Balance::RoundRobin,
+                    BalanceStrategy::Source => Balance::Source,
+                    BalanceStrategy::Target => Balance::Target,
+                };
+                return self.ordered(Tag::new(kind, one.tag.as_str()), outbounds, balance, *delay, &place);
+            }
             _ => {}
         }
         let Some(entry) = Protocol::find(kind).and_then(|protocol| protocol.outbound.as_ref()) else {
@@ -171,6 +193,19 @@ impl Builder<'_> {
         Some(Member::Group(Arc::new(Group::url_test(tag, members, test, interrupt, flows))))
     }
 
+    fn ordered(
+        &mut self,
+        tag: Tag,
+        members: &[OutboundTag],
+        balance: Balance,
+        delay: Dur,
+        place: &str,
+    ) -> Option<Member> {
+        let members = self.members(members, place)?;
+        let order = Order::new(balance, delay.or(HEAD_START), members.len());
+        Some(Member::Group(Arc::new(Group::ordered(tag, members, order, Arc::clone(self.around.flows)))))
+    }
+
     /// All of them, or `None` if one cannot be built.
     fn members(&mut self, tags: &[OutboundTag], place: &str) -> Option<Vec<Member>> {
         tags.iter().map(|tag| self.by_tag(tag.as_str(), place)).collect()
@@ -206,6 +241,8 @@ impl Builder<'_> {
     }
 }
 
+/// How long a member of a fallback group may take before the next one is tried too.
+const HEAD_START: Duration = Duration::from_secs(3);
 /// How much better another member must be when nothing is said, in milliseconds (sing-box 1.14.4).
 const TOLERANCE: u16 = 50;
 

@@ -1,11 +1,11 @@
-//! Outbounds `selector` and `urltest`: groups of other outbounds.
+//! Outbounds `selector`, `urltest`, `fallback` and `load-balance`: groups of other outbounds. The last two are ours.
 
 use std::time::Duration;
 
 use crate::cx::Cx;
 use crate::json::Node;
 use crate::table::options;
-use crate::value::{Dur, OutboundTag};
+use crate::value::{Dur, OutboundTag, choices};
 
 options! {
     /// Options of a selector.
@@ -35,6 +35,50 @@ options! {
         interrupt_exist_connections: bool,
     }
     check = UrlTestOutbound::check_members_and_times;
+
+    /// Options of a fallback group.
+    pub struct FallbackOutbound {
+        /// The members, best first, at least one.
+        outbounds: Vec<OutboundTag> [keep],
+        /// How long a member may take to connect before the next one is tried too; 3s when absent.
+        delay: Dur,
+    }
+    check = FallbackOutbound::check_members;
+
+    /// Options of a load balancing group.
+    pub struct LoadBalanceOutbound {
+        /// The members, at least one.
+        outbounds: Vec<OutboundTag> [keep],
+        /// Who gets which member.
+        strategy: BalanceStrategy,
+        /// How long a member may take to connect before the next one is tried too; 3s when absent.
+        delay: Dur,
+    }
+    check = LoadBalanceOutbound::check_members;
+}
+
+choices! {
+    /// Who gets which member of a load balancing group.
+    pub enum BalanceStrategy: "balancing strategy" {
+        /// Each connection the next one.
+        RoundRobin = "round_robin" | "",
+        /// All connections of a client the same one.
+        Source = "source",
+        /// All connections to a host the same one.
+        Target = "target",
+    }
+}
+
+impl FallbackOutbound {
+    fn check_members(&self, node: &Node, cx: &mut Cx<'_>) {
+        check_not_empty(&self.outbounds, node, cx);
+    }
+}
+
+impl LoadBalanceOutbound {
+    fn check_members(&self, node: &Node, cx: &mut Cx<'_>) {
+        check_not_empty(&self.outbounds, node, cx);
+    }
 }
 
 impl SelectorOutbound {

@@ -19,7 +19,7 @@ pub mod vmess;
 use anytls::AnyTlsOutbound;
 use bridge::BridgeOutbound;
 use direct::{BlockOutbound, DirectOutbound};
-use group::{SelectorOutbound, UrlTestOutbound};
+use group::{FallbackOutbound, LoadBalanceOutbound, SelectorOutbound, UrlTestOutbound};
 use http::HttpOutbound;
 use hysteria::{Hysteria2Outbound, HysteriaOutbound};
 use naive::NaiveOutbound;
@@ -47,6 +47,10 @@ kinds! {
         Selector(SelectorOutbound) = "selector",
         /// One of several outbounds, chosen by delay.
         UrlTest(UrlTestOutbound) = "urltest",
+        /// The first of several outbounds that works (not in sing-box).
+        Fallback(FallbackOutbound) = "fallback",
+        /// Several outbounds by turns (not in sing-box).
+        LoadBalance(LoadBalanceOutbound) = "load-balance",
         /// SOCKS 4, 4a or 5.
         Socks(SocksOutbound) = "socks",
         /// HTTP CONNECT.
