@@ -1,9 +1,9 @@
 //! The canonical form of one file, with its comments kept near what they belong to.
 
 use crate::cx::Cx;
-use crate::diagnostics::Diagnostics;
+use crate::diagnostics::{Diagnostics, Report};
 use crate::json::{self, Entry, Node, Value};
-use crate::legacy::migrate;
+use crate::legacy::{self, modernize};
 use crate::load::decode;
 use crate::source::{Document, Source};
 use crate::value::OptionValue;
@@ -13,9 +13,26 @@ use crate::value::OptionValue;
 /// # Errors
 /// What cannot be decoded.
 pub fn format(source: &Source) -> Result<String, Diagnostics> {
+    rewrite(source, |_, _| ()).map(|(text, _)| text)
+}
+
+/// Gives `source` in its newest form and what was changed: what [`format`] does, and what is old but still accepted is
+/// rewritten too.
+///
+/// # Errors
+/// What cannot be decoded.
+pub fn migrate(source: &Source) -> Result<(String, Diagnostics), Diagnostics> {
+    rewrite(source, modernize)
+}
+
+fn rewrite(
+    source: &Source,
+    change: impl FnOnce(&mut Node, &mut Report),
+) -> Result<(String, Diagnostics), Diagnostics> {
     let mut document = Document::read(source, 0).map_err(|error| Diagnostics::from(vec![error]))?;
     let mut cx = Cx::decoding();
-    migrate(&mut document.root, &mut cx.report);
+    legacy::migrate(&mut document.root, &mut cx.report);
+    change(&mut document.root, &mut cx.report);
     let options = decode(&document.root, &mut cx);
     if cx.report.errors() > 0 {
         cx.report.forget_warnings();
@@ -23,7 +40,7 @@ pub fn format(source: &Source) -> Result<String, Diagnostics> {
     }
     let mut formatted = options.encode();
     move_comments(&mut document.root, &mut formatted);
-    Ok(json::write(&formatted))
+    Ok((json::write(&formatted), cx.report.finish(&[document])))
 }
 
 /// Moves the comments of `old` to the same places in `new`, which has the same meaning in another spelling.

@@ -5,7 +5,7 @@
 //!                                                                                   └──check──▶ findings
 //! ```
 //!
-//! [`load()`] does all of it; [`format()`], [`merge()`] and [`schema()`] are the commands of that name.
+//! [`load()`] does all of it; [`format()`], [`migrate()`], [`merge()`] and [`schema()`] are the commands of that name.
 //!
 //! # How to add
 //!
@@ -55,7 +55,7 @@ pub mod value;
 
 pub use cx::{Files, SystemFiles};
 pub use diagnostics::{Diagnostic, Diagnostics, Severity};
-pub use format::format;
+pub use format::{format, migrate};
 pub use load::{Loaded, load, load_with, place_of, schema};
 pub use merge::{merge, merge_with};
 pub use options::Options;

@@ -2,16 +2,19 @@
 //!
 //! Each rewrite works on the tree, gives what it writes the place of what it replaces, and notes one warning that
 //! shows the new spelling. What sing-box 1.14 still accepts is not rewritten: it stays an option of its own, so that
-//! `format` prints the same as sing-box.
+//! `format` prints the same as sing-box. Only `migrate` rewrites that too.
 //!
 //! The variables `ENABLE_DEPRECATED_*` make no difference: what they allow is always allowed.
 
+mod accepted;
 mod dns;
 mod experimental;
 mod inbound;
 mod outbound;
 mod resolver;
 mod rule;
+
+pub(crate) use accepted::modernize;
 
 use crate::diagnostics::Report;
 use crate::json::{Node, Place, Value};

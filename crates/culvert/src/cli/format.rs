@@ -38,7 +38,7 @@ pub(super) fn execute(global: &Global, arguments: &Arguments) -> Result<(), Fail
 
 /// Puts the new text in the file's place: the file that a link leads to, with its owner and permissions, and where the
 /// directory lets us, in one step, so that a fault cannot leave half of it.
-fn replace(path: &str, text: &str) -> Result<(), Failure> {
+pub(super) fn replace(path: &str, text: &str) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure(format!("write {path}: {error}"));
     let file = fs::canonicalize(path).map_err(failed)?;
     let metadata = fs::metadata(&file).map_err(failed)?;

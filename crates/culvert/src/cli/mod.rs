@@ -9,6 +9,7 @@ mod explain;
 mod format;
 mod generate;
 mod merge;
+mod migrate;
 mod probe;
 mod rule_set;
 mod run;
@@ -68,6 +69,8 @@ enum Command {
     Format(format::Arguments),
     /// Merge configuration files into one.
     Merge(merge::Arguments),
+    /// Rewrite a configuration of an older dialect in the newest form, with a report of each change.
+    Migrate(migrate::Arguments),
     /// Print the version.
     Version(version::Arguments),
     /// Print the JSON Schema of the configuration.
@@ -125,6 +128,7 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
         Command::Check => check::execute(&cli.global),
         Command::Format(arguments) => format::execute(&cli.global, arguments),
         Command::Merge(arguments) => merge::execute(&cli.global, arguments),
+        Command::Migrate(arguments) => migrate::execute(&cli.global, arguments),
         Command::Version(arguments) => version::execute(arguments),
         Command::Schema(arguments) => schema::execute(arguments),
         Command::Generate(command) => generate::execute(command),
