@@ -65,6 +65,8 @@ mod system_proxy;
 pub mod table;
 #[cfg(test)]
 mod testing;
+#[cfg(target_os = "linux")]
+pub mod transparent;
 pub mod trojan;
 pub mod tuic;
 #[cfg(target_os = "linux")]

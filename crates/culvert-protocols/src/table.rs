@@ -37,6 +37,10 @@ pub const TABLE: &[&Protocol] = &[
     &packetaddr::PROTOCOL,
     &carrier::PROTOCOL,
     #[cfg(target_os = "linux")]
+    &crate::transparent::REDIRECT,
+    #[cfg(target_os = "linux")]
+    &crate::transparent::TPROXY,
+    #[cfg(target_os = "linux")]
     &crate::tun::PROTOCOL,
     &mux::PROTOCOL,
     #[cfg(target_os = "linux")]
