@@ -7,6 +7,8 @@ use std::sync::Arc;
 use culvert_config::Options;
 use culvert_config::options::dial::DialOptions;
 use culvert_config::options::http_client::{HttpClientOptions, HttpClientReference};
+use culvert_config::options::rule_set::RemoteRuleSet;
+use culvert_config::value::OutboundTag;
 use culvert_core::{Chain, Dialer, Tag};
 use culvert_http::Client;
 use culvert_protocols::BuildError;
@@ -19,6 +21,8 @@ use crate::groups::Member;
 /// What they are built with.
 pub(super) struct Base {
     pub(super) outbounds: HashMap<String, Member>,
+    /// Where requests go that nobody has named a client for.
+    pub(super) default: Member,
     pub(super) names: Names,
     pub(super) store: Arc<culvert_tls::Store>,
 }
@@ -76,6 +80,26 @@ impl<'a> HttpClients<'a> {
         let built = self.build(&one.options, tag, &format!("http_clients[{index}] \"{tag}\""), errors);
         self.by_tag.insert(&one.tag, built.clone());
         built
+    }
+
+    /// The client of a rule-set. Without any clients in the configuration it goes by the outbound that the rule-set
+    /// names, or by the default one (sing-box before 1.14).
+    pub(super) fn of_rule_set(
+        &mut self,
+        remote: &RemoteRuleSet,
+        place: &str,
+        errors: &mut BuildErrors,
+    ) -> Option<Client> {
+        let mut options = HttpClientOptions::default();
+        match (&remote.http_client, remote.download_detour.get()) {
+            (Some(reference), _) => return self.get(reference, place, errors),
+            (None, Some(_)) => options.dial.detour.clone_from(&remote.download_detour),
+            (None, None) if !self.options.http_clients.is_empty() => {
+                return self.get(&HttpClientReference::default(), place, errors);
+            }
+            (None, None) => options.dial.detour = OutboundTag(self.base.default.tag().name.to_string()),
+        }
+        self.build(&options, "", place, errors)
     }
 
     fn build(

@@ -3,6 +3,7 @@
 //! [`Instance::build`] makes the objects, outbounds before those that dial through them, and opens nothing.
 //! [`Instance::start`] opens the sockets. [`Instance::close`] closes them and ends what is left.
 
+mod cache;
 mod certificates;
 mod errors;
 mod http_clients;
@@ -29,10 +30,13 @@ use tokio::task::JoinSet;
 
 use crate::dns::{self, Dns};
 use crate::groups::{Groups, History, Member};
+use crate::router::remote::Remotes;
+use crate::router::surroundings::Surroundings;
 use crate::router::{Router, RuleSetStore};
+use cache::Cache;
 use certificates::Certificates;
 pub use errors::BuildErrors;
-use http_clients::Base;
+use http_clients::{Base, HttpClients};
 use outbounds::Around;
 pub(crate) use outbounds::with_defaults;
 
@@ -45,16 +49,24 @@ pub enum InstanceError {
     /// An inbound could not open its sockets.
     #[error("start inbound")]
     Start(#[from] StartError),
+    /// What outlives the program cannot be kept.
+    #[error(transparent)]
+    Cache(#[from] culvert_cache::OpenError),
 }
 
 /// All objects of one configuration.
 pub struct Instance {
     inbounds: Vec<BuiltInbound>,
+    /// How many of them, from the first on, others dial through.
+    first: usize,
     dispatch: Dispatch,
     groups: Groups,
     rule_sets: Arc<RuleSetStore>,
-    /// Kept here: those who ask it do not count themselves.
-    _dns: Arc<Dns>,
+    remotes: Option<Remotes>,
+    /// What outlives the program; `None` if nothing is to.
+    cache: Option<Cache>,
+    dns: Arc<Dns>,
+    surroundings: Arc<Surroundings>,
     certificates: Vec<Arc<Provider>>,
     /// Sweeps, and whatever else lives as long as the instance.
     background: JoinSet<()>,
@@ -82,7 +94,9 @@ impl Instance {
         let base = parts.as_ref().map(|parts| &parts.base);
         let inbounds = build_inbounds(options, base, certificates.as_mut(), &mut errors);
         let certificates = certificates.map(Certificates::into_providers).unwrap_or_default();
-        let Some(Parts { router, groups, rule_sets, dns, flows, endpoints, base: _ }) = parts else {
+        let remotes = parts.as_ref().map(|parts| parts.remotes(options, &mut errors));
+        let Some(Parts { router, groups, rule_sets, dns, flows, endpoints, surroundings, base: _ }) = parts
+        else {
             return Err(errors);
         };
         if !errors.is_empty() {
@@ -92,9 +106,23 @@ impl Instance {
         dispatch.set_router(Arc::new(router));
         let background = JoinSet::new();
         // Endpoints are there before anybody can want to dial through them.
+        let first = endpoints.len();
         let endpoints = endpoints.into_iter().map(|inbound| BuiltInbound { inbound, detour: None });
         let inbounds = endpoints.chain(inbounds).collect();
-        Ok(Self { inbounds, dispatch, groups, rule_sets, _dns: dns, certificates, background })
+        let cache = Cache::of(options);
+        Ok(Self {
+            inbounds,
+            first,
+            dispatch,
+            groups,
+            rule_sets,
+            remotes,
+            cache,
+            dns,
+            surroundings,
+            certificates,
+            background,
+        })
     }
 
     /// Opens all sockets. If one cannot be opened, those that were are closed again.
@@ -102,42 +130,58 @@ impl Instance {
     /// # Errors
     /// The first inbound that could not start.
     pub async fn start(&mut self) -> Result<(), InstanceError> {
+        if let Some(cache) = &mut self.cache {
+            cache.open(&self.groups, &self.dns).await?;
+        }
         let (flows, handshakes) = (Arc::clone(self.dispatch.flows()), Arc::clone(self.dispatch.handshakes()));
         self.background.spawn(async move { flows.sweep(give_memory_back).await });
         self.background.spawn(async move { handshakes.sweep().await });
         self.background.spawn(Arc::clone(&self.rule_sets).watch());
+        let dns = Arc::clone(&self.dns);
+        self.background.spawn(Arc::clone(&self.surroundings).watch(move || dns.reconnect()));
         for group in self.groups.iter() {
             self.background.spawn(Arc::clone(group).run());
         }
-        let servers: HashMap<&str, _> = self
-            .inbounds
-            .iter()
-            .filter_map(|built| Some((&*built.inbound.tag().name, built.inbound.stream_server()?)))
-            .collect();
-        let mut failed = None;
-        for built in &self.inbounds {
-            let dispatch = match built.detour.as_deref().and_then(|tag| servers.get(tag)) {
-                Some(server) => self.dispatch.injecting(Arc::clone(server)),
-                None => self.dispatch.clone(),
-            };
-            if let Err(error) = built.inbound.start(&dispatch).await {
-                failed = Some(error);
-                break;
-            }
+        let (first, all) = (self.first, self.inbounds.len());
+        let mut started = self.start_inbounds(0..first).await;
+        if let Some(remotes) = self.remotes.take().filter(|_| started.is_ok()) {
+            let cache = self.cache.as_ref().and_then(Cache::file);
+            let mut updates = remotes.start(cache).await;
+            self.background.spawn(async move { while updates.join_next().await.is_some() {} });
         }
-        match failed {
-            None => {
+        if started.is_ok() {
+            started = self.start_inbounds(first..all).await;
+        }
+        match started {
+            Ok(()) => {
                 // Now that the inbounds have their ports, what is free may be listened on for authorities.
                 for provider in &self.certificates {
                     self.background.spawn(Arc::clone(provider).run());
                 }
                 Ok(())
             }
-            Some(error) => {
+            Err(error) => {
                 self.close_inbounds().await;
+                self.close_cache();
                 Err(error.into())
             }
         }
+    }
+
+    async fn start_inbounds(&self, range: std::ops::Range<usize>) -> Result<(), StartError> {
+        let servers: HashMap<&str, _> = self
+            .inbounds
+            .iter()
+            .filter_map(|built| Some((&*built.inbound.tag().name, built.inbound.stream_server()?)))
+            .collect();
+        for built in &self.inbounds[range] {
+            let dispatch = match built.detour.as_deref().and_then(|tag| servers.get(tag)) {
+                Some(server) => self.dispatch.injecting(Arc::clone(server)),
+                None => self.dispatch.clone(),
+            };
+            built.inbound.start(&dispatch).await?;
+        }
+        Ok(())
     }
 
     /// The addresses listened on, with the tag of their inbound.
@@ -162,9 +206,18 @@ impl Instance {
     }
 
     /// Closes all sockets at once, and the flows that are still there after `grace`. All addresses are free then.
-    pub async fn close(self, grace: Duration) {
+    pub async fn close(mut self, grace: Duration) {
         self.close_inbounds().await;
         self.dispatch.shut_down(grace).await;
+        self.background.shutdown().await;
+        self.close_cache();
+    }
+
+    /// Writes what is queued. Done aloud, as the next instance wants the file, and others may still hold it.
+    fn close_cache(&self) {
+        if let Some(file) = self.cache.as_ref().and_then(Cache::file) {
+            file.close();
+        }
     }
 
     async fn close_inbounds(&self) {
@@ -182,6 +235,7 @@ pub(crate) struct Parts {
     dns: Arc<Dns>,
     flows: Arc<Flows>,
     endpoints: Vec<Arc<dyn Inbound>>,
+    surroundings: Arc<Surroundings>,
     /// For what makes requests of its own.
     base: Base,
 }
@@ -203,7 +257,16 @@ impl Parts {
         let outbounds = outbounds::build(&options.outbounds, &options.endpoints, around, errors);
         let rule_sets = Arc::new(RuleSetStore::build(&options.route.rule_set, errors));
         let outbounds = outbounds?;
-        let dns = Arc::new(dns::build(options, &outbounds.by_tag, &names, &rule_sets, errors));
+        let surroundings = Surroundings::new(&options.route.dhcp_lease_files);
+        let dns = Arc::new(dns::build(
+            options,
+            &outbounds.by_tag,
+            &names,
+            &store,
+            &rule_sets,
+            &surroundings,
+            errors,
+        ));
         names.set(&dns);
         let groups = Groups::new(outbounds.by_tag.values().filter_map(|member| match member {
             Member::Group(group) => Some(Arc::clone(group)),
@@ -219,10 +282,30 @@ impl Parts {
             });
         }
         let outbounds::Outbounds { by_tag, default, endpoints } = outbounds;
-        let base = Base { outbounds: by_tag.clone(), names, store };
+        let base = Base { outbounds: by_tag.clone(), default: default.clone(), names, store };
         let (servers, sets) = (Arc::clone(&dns), Arc::clone(&rule_sets));
-        let router = Router::new(&options.route, by_tag, default, servers, sets, errors);
-        Some(Self { router, groups, rule_sets, dns, flows, endpoints, base })
+        let around = Arc::clone(&surroundings);
+        let router = Router::new(&options.route, by_tag, default, servers, sets, around, errors);
+        Some(Self { router, groups, rule_sets, dns, flows, endpoints, surroundings, base })
+    }
+
+    /// Fetches the remote rule-sets once, for whoever wants verdicts without an instance.
+    pub(crate) async fn fetch_rule_sets(&self, options: &Options, errors: &mut BuildErrors) {
+        drop(self.remotes(options, errors).start(None).await);
+    }
+
+    /// The rule-sets that are to be fetched.
+    fn remotes(&self, options: &Options, errors: &mut BuildErrors) -> Remotes {
+        let mut clients = HttpClients::new(options, &self.base);
+        let mut faults = Vec::new();
+        let remotes = Remotes::build(
+            &options.route.rule_set,
+            &self.rule_sets,
+            |remote, place| clients.of_rule_set(remote, place, errors),
+            |place, reason| faults.push((place.to_owned(), reason)),
+        );
+        faults.into_iter().for_each(|(place, reason)| errors.invalid(place, reason));
+        remotes
     }
 }
 
@@ -296,16 +379,14 @@ fn with_mark(options: &Options) -> Cow<'_, Options> {
 /// Sections that are accepted by `check` but have no engine yet.
 fn unbuilt_sections(options: &Options, errors: &mut BuildErrors) {
     let (route, experimental) = (&options.route, &options.experimental);
-    if experimental.cache_file.as_ref().is_some_and(|cache| cache.enabled) {
-        // Its absence changes no verdict, and nearly every configuration has it.
+    if experimental.cache_file.as_ref().is_some_and(|cache| cache.enabled && cache.store_dns) {
+        // Its absence changes no answer.
         tracing::warn!(
-            "`experimental.cache_file` is not built yet: choices and fake addresses end with the program"
+            "`experimental.cache_file.store_dns` is not built yet: DNS answers end with the program"
         );
     }
     let sections = [
         ("ntp", options.ntp.enabled),
-        ("route.find_process", route.find_process),
-        ("route.find_neighbor", route.find_neighbor),
         ("route.default_network_strategy", route.default_network_strategy.is_some()),
         ("services", !options.services.is_empty()),
         ("experimental.clash_api", experimental.clash_api.is_some()),

@@ -1,4 +1,4 @@
-//! The rule-sets of a configuration: read once, replaced as a whole when a file changes.
+//! The rule-sets of a configuration: read once, replaced as a whole when a file changes or another copy is fetched.
 //!
 //! Files are looked at every few seconds, by size, time and number; nothing needs to be watched by the kernel. A file
 //! that cannot be read leaves the last good copy in use and is reported once for each state it is found in.
@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -26,6 +27,8 @@ pub(crate) struct RuleSetStore {
     ids: HashMap<String, RuleSetId>,
     current: RwLock<Arc<RuleSets>>,
     files: Vec<File>,
+    /// Whether any of them looks at the program behind a connection.
+    needs_process: AtomicBool,
 }
 
 /// A rule-set in a file.
@@ -61,19 +64,14 @@ impl RuleSetStore {
                     }
                     RuleSetKind::Local(local) => {
                         let path = PathBuf::from(local.path.replace("{tag}", tag));
-                        let format = match local.format {
-                            RuleSetFormat::Binary => Format::Binary,
-                            RuleSetFormat::Source | RuleSetFormat::Unset => Format::Source,
-                        };
+                        let format = format(local.format);
                         let file = File { id, tag: tag.clone(), path, format, seen: Mutex::default() };
                         let set = file.read();
                         store.files.push(file);
                         set
                     }
-                    RuleSetKind::Remote(_) => {
-                        errors.not_built(format!("rule-set type `remote` ({place})"));
-                        Ok(RuleSet::new(tag, Vec::new()))
-                    }
+                    // Empty until `Remotes` fills it.
+                    RuleSetKind::Remote(_) => Ok(RuleSet::new(tag, Vec::new())),
                 };
                 let set = set.unwrap_or_else(|reason| {
                     errors.invalid(place, reason);
@@ -84,6 +82,7 @@ impl RuleSetStore {
             }
         }
         store.current = RwLock::new(Arc::new(RuleSets(sets)));
+        store.note_needs();
         store
     }
 
@@ -97,14 +96,27 @@ impl RuleSetStore {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Whether any of them looks at the program behind a connection.
+    pub(crate) fn needs_process(&self) -> bool {
+        self.needs_process.load(Ordering::Relaxed)
+    }
+
+    fn note_needs(&self) {
+        let looks =
+            |set: &Arc<RuleSet>| set.rules().iter().any(|rule| rule.needs(&RuleSets::default()).process);
+        self.needs_process.store(self.snapshot().0.iter().any(looks), Ordering::Relaxed);
+    }
+
     /// Puts `set` in the place of the one with this id.
-    fn replace(&self, id: RuleSetId, set: RuleSet) {
+    pub(super) fn replace(&self, id: RuleSetId, set: RuleSet) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let mut sets = RuleSets::clone(&current);
         if let Some(place) = sets.0.get_mut(id.0 as usize) {
             *place = Arc::new(set);
         }
         *current = Arc::new(sets);
+        drop(current);
+        self.note_needs();
     }
 
     /// Reads files again when they change, for as long as it is polled. Ends at once if there are none.
@@ -151,11 +163,7 @@ impl File {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = stamp.as_ref().ok().copied();
         stamp.map_err(|error| error.to_string())?;
         let data = std::fs::read(&self.path).map_err(|error| error.to_string())?;
-        let file = match self.format {
-            Format::Source => ruleset::read_source(&data).map_err(|error| error.to_string()),
-            Format::Binary => ruleset::read_binary(&data).map_err(|error| error.to_string()),
-        };
-        build(&self.tag, file?)
+        parse(&self.tag, self.format, &data)
     }
 
     fn stamp(&self) -> io::Result<Stamp> {
@@ -163,6 +171,23 @@ impl File {
         let data = std::fs::metadata(&self.path)?;
         Ok(Stamp { size: data.len(), modified: data.modified().ok(), number: data.ino() })
     }
+}
+
+/// The form of a file.
+pub(super) fn format(option: RuleSetFormat) -> Format {
+    match option {
+        RuleSetFormat::Binary => Format::Binary,
+        RuleSetFormat::Source | RuleSetFormat::Unset => Format::Source,
+    }
+}
+
+/// The rules in a file.
+pub(super) fn parse(tag: &str, format: Format, data: &[u8]) -> Result<RuleSet, String> {
+    let file = match format {
+        Format::Source => ruleset::read_source(data).map_err(|error| error.to_string()),
+        Format::Binary => ruleset::read_binary(data).map_err(|error| error.to_string()),
+    };
+    build(tag, file?)
 }
 
 /// Builds the rules, unless they ask for what nobody finds yet.
