@@ -18,6 +18,9 @@
 //! | [`tun`]     | a TUN device in a network namespace of its own                                        |
 //! | [`wireguard`] | WireGuard with sing-box and with wireguard-go |
 //! | [`vision`]  | VLESS's flow with TLS connections inside                                              |
+//! | [`transparent`] | connections that a packet filter turns aside, from a namespace of their own     |
+//! | [`links`]   | DNS servers that ask the links: `dhcp`, `mdns`                                        |
+//! | [`unbound`] | DNS servers of every kind against Debian's unbound                                    |
 //! | [`acme`]    | certificates from an authority                                                        |
 //! | [`program`] | the command line, signals, start and reload                                           |
 //!
@@ -32,6 +35,7 @@ mod curl;
 mod hostile;
 mod http;
 mod libev;
+mod links;
 mod program;
 mod proxy;
 mod reality;
@@ -39,8 +43,10 @@ mod shadowtls;
 mod site;
 mod socks;
 mod table;
+mod transparent;
 mod trojan_gfw;
 mod tun;
+mod unbound;
 mod v2ray;
 mod vision;
 mod wireguard;

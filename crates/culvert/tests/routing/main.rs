@@ -6,19 +6,27 @@
 //! | [`client`] | SOCKS and DNS clients, as small as the tests allow                                     |
 //! | [`commands`] | `rule-set` and `explain` on the command line                                  |
 //! | [`dice`]   | repeatable random choices                                                              |
+//! | [`races`]  | DNS rules over answers that come at different times                                   |
 //! | [`routes`] | random route rules and flows: equal verdicts from both programs                       |
 //! | [`queries`]| the same for DNS rules and queries                                                     |
+//! | [`around`] | programs, users and interfaces in rules                                               |
+//! | [`kept`]   | what is fetched, and what outlives the program                                        |
+//! | [`lists`]  | a web server for lists                                                                |
 //! | [`single`] | one feature at a time, on our program alone                                            |
 //!
 //! `ROUTING_ROUNDS` is how many random configurations are tried, `ROUTING_SEED` where they begin.
 #![allow(clippy::print_stderr, reason = "the tests report there")]
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod around;
 mod client;
 mod commands;
 mod dice;
 mod exits;
+mod kept;
+mod lists;
 mod queries;
+mod races;
 mod routes;
 mod single;
 

@@ -14,26 +14,26 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 
-fn build(config: &Value) -> Result<Instance> {
+pub(crate) fn build(config: &Value) -> Result<Instance> {
     let source = Source::new("test", config.to_string().as_bytes());
     let loaded = culvert_config::load(&[source]).map_err(|findings| format!("{findings:?}"))?;
     Ok(Instance::build(&loaded.options, 4096)?)
 }
 
 /// Builds and starts, and gives the address of the first inbound.
-async fn start(config: &Value) -> Result<(Instance, SocketAddr)> {
+pub(crate) async fn start(config: &Value) -> Result<(Instance, SocketAddr)> {
     let mut instance = build(config)?;
     instance.start().await?;
     let address = instance.listening()[0].1;
     Ok((instance, address))
 }
 
-fn exit(tag: &str, exit: &Exit) -> Value {
+pub(crate) fn exit(tag: &str, exit: &Exit) -> Value {
     json!({ "type": "socks", "tag": tag, "server": "127.0.0.1", "server_port": exit.port() })
 }
 
 /// Waits until `check` holds.
-async fn until(what: &str, mut check: impl AsyncFnMut() -> Result<bool>) -> Result {
+pub(crate) async fn until(what: &str, mut check: impl AsyncFnMut() -> Result<bool>) -> Result {
     let begun = std::time::Instant::now();
     while !check().await? {
         ensure!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
@@ -213,12 +213,6 @@ fn what_is_not_built_is_refused_by_name() {
     };
     let server = |kind: &str| json!({ "servers": [{ "type": kind, "tag": "s", "server": "192.0.2.1" }] });
     refused(server("h3"), json!([]), "`h3`");
-    refused(json!({}), json!([{ "type": "remote", "tag": "r", "url": "https://a.test/r.srs" }]), "`remote`");
-    let race = json!({ "servers": [{ "type": "local", "tag": "s" }], "rules": [
-        { "action": "evaluate", "server": "s" },
-        { "match_response": true, "ip_accept_any": true, "action": "respond", "race": true }
-    ] });
-    refused(race, json!([]), "`race`");
     let filter = json!({ "servers": [{ "type": "local", "tag": "s" }], "rules": [
         { "query_type": "A", "server": "s" }, { "ip_cidr": "10.0.0.0/8", "server": "s" }
     ] });
