@@ -11,7 +11,7 @@ use crate::chain::WorkDir;
 use crate::failure::Failure;
 use crate::programs::Program;
 use crate::results::Run;
-use crate::scenarios::{Context, connect, latency, matrix, startup, stress};
+use crate::scenarios::{Context, connect, dns, latency, matrix, startup, stress};
 use crate::{process, programs, protocols, relay, report, table};
 
 /// Compare proxy cores: same load, same configuration files, rounds in turn.
@@ -34,6 +34,8 @@ enum Scenario {
     Stress(Stress),
     /// Time from start to listening
     Startup(Startup),
+    /// DNS questions a second: cached, uncached, behind many rules
+    Dns(Dns),
     /// What the kernel costs: relays without a proxy around them, and no program at all
     Floor(Floor),
     /// Join JSON results of several runs and versions into one HTML page
@@ -157,6 +159,21 @@ struct Startup {
 }
 
 #[derive(Args)]
+struct Dns {
+    #[command(flatten)]
+    common: Common,
+    /// Clients, each with a socket and a thread
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    clients: u16,
+    /// Questions that each client has under way
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    depth: u16,
+    /// Seconds measured per load and round
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+}
+
+#[derive(Args)]
 struct Floor {
     #[command(flatten)]
     common: Common,
@@ -204,6 +221,7 @@ fn run(arguments: Arguments) -> Result<bool, Failure> {
         Scenario::Latency(arguments) => arguments.run(),
         Scenario::Stress(arguments) => arguments.run(),
         Scenario::Startup(arguments) => arguments.run(),
+        Scenario::Dns(arguments) => arguments.run(),
         Scenario::Floor(arguments) => arguments.run(),
         Scenario::Report(arguments) => arguments.run(),
         Scenario::Relay(arguments) => {
@@ -305,6 +323,20 @@ impl Startup {
         let protocols = protocols::choose_or_socks(&common.protocols)?;
         let settings = startup::Settings { protocols, rounds: common.rounds(20, 20) };
         common.carry_out(|context| startup::run(context, &settings))
+    }
+}
+
+impl Dns {
+    fn run(&self) -> Result<bool, Failure> {
+        let common = &self.common;
+        let settings = dns::Settings {
+            clients: self.clients.into(),
+            depth: self.depth.into(),
+            rounds: common.rounds(3, 8),
+            warm_up: common.time(None, 300, 500),
+            window: common.time(self.time, 1000, 3000),
+        };
+        common.carry_out(|context| dns::run(context, &settings))
     }
 }
 

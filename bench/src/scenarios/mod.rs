@@ -4,6 +4,7 @@ use crate::chain::WorkDir;
 use crate::programs::Program;
 
 pub(crate) mod connect;
+pub(crate) mod dns;
 pub(crate) mod latency;
 pub(crate) mod matrix;
 pub(crate) mod startup;
