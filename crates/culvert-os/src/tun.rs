@@ -48,6 +48,8 @@ pub struct Incoming {
     pub segment: u16,
     /// Of a train of datagrams or TCP segments, how long the payload of each is. Else 0.
     pub train: u16,
+    /// Where the TCP or UDP head begins and where in that its checksum is, if that is not complete.
+    pub checksum: Option<(u16, u16)>,
 }
 
 /// What the kernel is to do with a packet that is sent.
@@ -117,6 +119,7 @@ impl Tun {
             checked: head[0] & (NEEDS_CHECKSUM | DATA_VALID) != 0,
             segment: if head[1] & 0x7f == TRAIN_UDP { half(4) } else { 0 },
             train: if head[1] == 0 { 0 } else { half(4) },
+            checksum: (head[0] & NEEDS_CHECKSUM != 0).then(|| (half(6), half(8))),
         })
     }
 

@@ -179,7 +179,7 @@ mod tests {
     fn train(payload: usize, segment: u16) -> Vec<(Piece, usize)> {
         let bytes: Vec<u8> = (0..payload).map(|at| at as u8).collect();
         let packet = packet(&bytes);
-        let what = Incoming { len: packet.len(), checked: true, segment: 0, train: segment };
+        let what = Incoming { len: packet.len(), checked: true, segment: 0, train: segment, checksum: None };
         Piece::cut(&packet, what).collect()
     }
 
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn what_is_no_tcp_or_udp_is_passed_on_as_it_is() {
         for bytes in [&b""[..], b"\x45", b"\x60junk", &[0x45; 19], &[0; 100]] {
-            let what = Incoming { len: bytes.len(), checked: true, segment: 0, train: 1000 };
+            let what = Incoming { len: bytes.len(), checked: true, segment: 0, train: 1000, checksum: None };
             let pieces: Vec<_> = Piece::cut(bytes, what).collect();
             assert_eq!((pieces.len(), pieces[0].1), (1, bytes.len()));
             assert_eq!(pieces[0].0.payload(1), bytes);

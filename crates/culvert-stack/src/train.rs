@@ -22,6 +22,7 @@ const RST: u8 = 4;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
 const URG: u8 = 32;
+const CWR: u8 = 128;
 
 /// Longest packet that is made by joining.
 const LONGEST: usize = 65_535;
@@ -140,6 +141,9 @@ fn own_head(
     if !last {
         packet[at + 13] &= !(FIN | PSH);
     }
+    if number > 0 {
+        packet[at + 13] &= !CWR; // said once
+    }
 }
 
 /// Writes the length of a packet into its IP head.
@@ -164,11 +168,37 @@ fn complete(packet: &mut [u8], at: usize, field: usize) {
     let Ok(head) = ip::parse(packet) else { return };
     packet[at + field..at + field + 2].fill(0);
     let inside = &packet[at..];
-    let number = if field == 6 { protocol::UDP } else { protocol::TCP };
-    let sum = pseudo(head.source, head.target, number, inside.len()).bytes(inside).finish();
+    let sum = pseudo(head.source, head.target, head.protocol, inside.len()).bytes(inside).finish();
     // A UDP checksum of zero says that there is none.
     let sum = if sum == 0 && field == 6 { 0xffff } else { sum };
     packet[at + field..at + field + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// A packet, or a train, of a device that does offloads, as [`lay_out`] takes it: where its payload begins. `checksum` says
+/// where the TCP or UDP head begins, and where in that the checksum is. `None` if it is not what that says.
+#[must_use]
+pub fn payload_at(packet: &[u8], checksum: Option<(u16, u16)>) -> Option<usize> {
+    let Some((at, field)) = checksum else { return Some(packet.len()) };
+    let at = usize::from(at);
+    let end = match field {
+        16 => at + usize::from(packet.get(at + 12)? >> 4) * 4,
+        6 => at + 8,
+        field => at + usize::from(field) + 2,
+    };
+    (end <= packet.len() && end >= at + usize::from(field) + 2 && at >= 20).then_some(end)
+}
+
+/// Leaves the checksum of a joined train to a device that completes checksums, and says where it is.
+pub fn leave_checksum(packet: &mut [u8], joined: &Joined) -> Option<(u16, u16)> {
+    let head = ip::parse(packet).ok()?;
+    let (at, len) = (head.payload.start, head.payload.len());
+    let field = if joined.udp { 6 } else { 16 };
+    if joined.udp {
+        packet[at + 4..at + 6].copy_from_slice(&(len as u16).to_be_bytes());
+    }
+    let sum = pseudo(head.source, head.target, head.protocol, len).partial();
+    packet[at + field..at + field + 2].copy_from_slice(&sum.to_be_bytes());
+    Some((at as u16, field as u16))
 }
 
 /// Packets that lie one behind the other as one.

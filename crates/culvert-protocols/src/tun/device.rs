@@ -19,14 +19,14 @@
 //! Source: the rules that sing-box 1.14.4 makes on Linux, as `ip rule` shows them; the mark is Culvert's own way to keep loops
 //! away, where sing-box binds its sockets to the default interface.
 
-use std::io;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use culvert_os::netlink::{self, Prefix, Rule};
+use culvert_os::netns;
 use culvert_os::tun::Tun;
-use culvert_os::{SocketError, iface, netns};
 use tracing::warn;
+
+use crate::netstack::{DeviceError, DeviceOptions};
 
 /// Most rules that are looked for at the places of ours.
 const MOST_RULES: u32 = 256;
@@ -61,34 +61,6 @@ pub(super) struct AutoRoute {
     pub(super) exclude_users: Vec<(u32, u32)>,
 }
 
-/// Until packets to these addresses reach this host: answers to what is sent before would be lost.
-fn wait_for_addresses(addresses: &[IpAddr]) {
-    const STEP: Duration = Duration::from_millis(1);
-    const STEPS: usize = 200;
-    for _ in 0..STEPS {
-        if addresses.iter().all(|ip| matches!(netlink::is_local(*ip), Ok(true))) {
-            return;
-        }
-        std::thread::sleep(STEP);
-    }
-    // Somebody's own rules lead elsewhere.
-}
-
-/// Why there is no device.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum DeviceError {
-    #[error("there is no TUN in this system (/dev/net/tun)")]
-    NoTun,
-    #[error("a TUN device needs the capability CAP_NET_ADMIN; a mixed or socks inbound works without")]
-    NotAllowed,
-    #[error("the device {0} is in use by another program")]
-    InUse(String),
-    #[error("{what}")]
-    Io { what: String, source: io::Error },
-    #[error(transparent)]
-    Netns(#[from] SocketError),
-}
-
 impl Device {
     /// Makes the device.
     pub(super) fn open(&self) -> Result<Tun, DeviceError> {
@@ -99,40 +71,18 @@ impl Device {
     }
 
     fn open_here(&self) -> Result<Tun, DeviceError> {
-        let tun = self.make()?;
-        let failed = |what: &str| {
-            let what = format!("{what} {}", tun.name());
-            move |source| DeviceError::Io { what, source }
+        let options = DeviceOptions {
+            name: self.name.as_deref(),
+            prefix: "tun",
+            mtu: self.mtu,
+            addresses: &self.addresses,
+            instead: "a mixed or socks inbound works without",
         };
-        let link = iface::index(tun.name()).map_err(failed("find"))?;
-        netlink::bring_up(link, self.mtu).map_err(failed("bring up"))?;
-        let mut set = Vec::new();
-        for address in &self.addresses {
-            match netlink::add_address(link, *address) {
-                Ok(()) => set.push(address.ip),
-                // Switched off in this system: what is left works.
-                Err(error) if address.ip.is_ipv6() => {
-                    warn!("{}: IPv6 address {} not set: {error}; going on without", tun.name(), address.ip);
-                }
-                Err(error) => return Err(failed("set the address of")(error)),
-            }
-        }
-        wait_for_addresses(&set);
+        let (tun, link) = options.open()?;
         if let Some(route) = &self.auto_route {
             self.add_routes(route, link, tun.name())?;
         }
         Ok(tun)
-    }
-
-    fn make(&self) -> Result<Tun, DeviceError> {
-        let free = || (0..256).map(|number| format!("tun{number}")).find(|name| iface::index(name).is_err());
-        let name = self.name.clone().or_else(free);
-        Tun::open(name.as_deref()).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => DeviceError::NoTun,
-            io::ErrorKind::PermissionDenied => DeviceError::NotAllowed,
-            io::ErrorKind::ResourceBusy => DeviceError::InUse(name.unwrap_or_default()),
-            _ => DeviceError::Io { what: "make the TUN device".to_owned(), source },
-        })
     }
 
     fn add_routes(&self, route: &AutoRoute, link: u32, name: &str) -> Result<(), DeviceError> {

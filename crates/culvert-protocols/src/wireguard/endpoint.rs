@@ -16,9 +16,10 @@ use culvert_stack::{Config, Offloads, Stack};
 use culvert_wire::{BufChain, Domain, Host, Target};
 use culvert_wireguard::{Device, PeerId, Routes, Settings};
 use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::receive::{DetourTo, Receive};
+use super::system::System;
 use super::tunnel::{Tunnel, TunnelLink};
 use super::wire::{Detour, Outer, Wire};
 use crate::netstack::{self, Engine, Gate, Ground};
@@ -42,12 +43,16 @@ pub(super) struct Parts {
     pub(super) mtu: u16,
     pub(super) listen_port: u16,
     pub(super) udp_timeout: Duration,
+    /// With an interface of the system: its name, if that is given, and what is routed into it.
+    pub(super) system: Option<(Option<String>, Vec<Prefix>)>,
 }
 
 /// What there is while it runs.
 #[derive(Default)]
 struct Running {
     engine: Option<(Arc<Engine>, Arc<Tunnel>)>,
+    /// What dials by the interface of the system.
+    dialer: Option<Dialer>,
     tasks: JoinSet<()>,
     local: Vec<SocketAddr>,
 }
@@ -169,8 +174,25 @@ impl Inbound for Endpoint {
         let timeout = Some(self.parts.udp_timeout);
         let gate = Gate::new(tag.clone(), Arc::clone(&engine), dispatch.clone(), timeout, ground);
         let name = format!("endpoint/{tag}");
-        let receive = Receive::new(name.clone(), Arc::clone(&tunnel), gate);
         let (mut tasks, mut local) = (JoinSet::new(), Vec::new());
+        let system = match &self.parts.system {
+            None => None,
+            Some((name, routes)) => {
+                let system = System::open(name.as_deref(), *mtu, &self.parts.addresses, routes)
+                    .map_err(|error| self.failed("start", io::Error::other(error)))?;
+                info!("endpoint/{tag}: interface {}", system.name());
+                let (system, tunnel) = (Arc::clone(&system), Arc::clone(&tunnel));
+                let (running, of) = (Arc::clone(&system), tag.clone());
+                tasks.spawn(async move {
+                    if let Err(error) = running.run(tunnel).await {
+                        error!("endpoint/{of}: the interface is gone: {error}");
+                    }
+                });
+                Some(system)
+            }
+        };
+        let by_system = system.as_ref().map(|system| self.by(system.name()));
+        let receive = Receive::new(name.clone(), Arc::clone(&tunnel), gate, system);
         match &tunnel.wire {
             Wire::Socket(outer) => {
                 let bound = outer.socket.local_addr().map_err(|error| self.failed("start", error))?;
@@ -190,7 +212,7 @@ impl Inbound for Endpoint {
             tasks.spawn(names.run());
         }
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        *running = Running { engine: Some((engine, tunnel)), tasks, local };
+        *running = Running { engine: Some((engine, tunnel)), dialer: by_system, tasks, local };
         Ok(())
     }
 
@@ -206,6 +228,21 @@ impl Inbound for Endpoint {
 }
 
 impl Endpoint {
+    /// What dials by an interface.
+    fn by(&self, interface: &str) -> Dialer {
+        let own = &self.parts.dialer;
+        let mut dialer = Dialer::new(Arc::clone(&own.resolver));
+        dialer.strategy = own.strategy;
+        dialer.connect_timeout = own.connect_timeout;
+        dialer.tcp.bind_interface = Some(interface.to_owned());
+        dialer.udp.bind_interface = Some(interface.to_owned());
+        dialer
+    }
+
+    fn by_system(&self) -> Option<Dialer> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).dialer.clone()
+    }
+
     fn detour(&self, _: &Arc<Detour>) -> DetourTo {
         let Parts { tag, dialer, settings, names, .. } = &self.parts;
         let known = settings.peers.iter().find_map(|peer| peer.endpoint);
@@ -239,6 +276,9 @@ impl Outbound for Endpoint {
 
     async fn dial(&self, session: &Session, _: &mut BufChain) -> Result<BoxStream, DialError> {
         let running = self.started(&session.target)?;
+        if let Some(dialer) = self.by_system() {
+            return dialer.connect(session, &session.target).await;
+        }
         let limit = self.parts.dialer.connect_timeout;
         match tokio::time::timeout(limit, self.connect(&running, &session.target)).await {
             Ok(outcome) => outcome,
@@ -251,6 +291,9 @@ impl Outbound for Endpoint {
 
     async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
         let (engine, tunnel) = self.started(&session.target)?;
+        if let Some(dialer) = self.by_system() {
+            return dialer.packets(session, &session.target).await;
+        }
         if let Host::Ip(ip) = &session.target.host {
             self.way(&tunnel, &session.target, *ip)?;
         }

@@ -11,15 +11,17 @@
 //! | `endpoint.rs` | the endpoint: start, dial, stop |
 //! | `tunnel.rs` | what is sent: one queue for all, sealed and sent by whoever finds nobody at it |
 //! | `receive.rs` | what comes, and time |
+//! | `system.rs` | an interface of the system |
 //! | `wire.rs` | the socket, or the detour's packets |
 //!
 //! The handshake, sessions and timers are the crate `culvert-wireguard`, TCP and IP are `culvert-stack`.
 //!
 //! Sources: `docs/configuration/endpoint/wireguard.md` of sing-box 1.14.4, and what that program does. `workers` is taken
-//! and does nothing: whoever sends seals. Not built yet: `system`, pings through the router.
+//! and does nothing: whoever sends seals. Not built yet: pings through the router.
 
 mod endpoint;
 mod receive;
+mod system;
 #[cfg(test)]
 mod tests;
 mod tunnel;
@@ -63,9 +65,6 @@ impl BuildEndpoint for WireGuardEndpoint {
         let not_built = |option: &str| {
             Err(BuildError::NotBuilt { feature: format!("`{option}` of endpoint/{}", cx.tag.kind) })
         };
-        if self.system {
-            return not_built("system");
-        }
         let independent = |behavior: NatBehavior| behavior == NatBehavior::EndpointIndependent;
         if !independent(self.nat.udp_mapping) {
             return not_built("udp_mapping");
@@ -93,6 +92,8 @@ impl BuildEndpoint for WireGuardEndpoint {
         // What it would say when it starts is said here.
         Device::new(&settings, std::time::Instant::now(), Duration::ZERO)
             .map_err(|error| invalid(error.to_string()))?;
+        let routes: Vec<_> = prefixes.iter().map(|(ip, len, _)| Prefix { ip: *ip, len: *len }).collect();
+        let name = Some(self.name.clone()).filter(|name| !name.is_empty());
         let parts = Parts {
             tag: cx.tag,
             dialer: cx.dialer,
@@ -103,6 +104,7 @@ impl BuildEndpoint for WireGuardEndpoint {
             mtu,
             listen_port: self.listen_port,
             udp_timeout: self.udp_timeout.or(UDP_TIMEOUT),
+            system: self.system.then_some((name, routes)),
         };
         let endpoint = Endpoint::new(parts);
         Ok(BuiltEndpoint { inbound: Arc::clone(&endpoint) as _, outbound: endpoint })

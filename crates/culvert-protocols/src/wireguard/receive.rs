@@ -14,6 +14,7 @@ use culvert_wireguard::{Datagram, HEAD, PADDING, Receiving, TAG, routes};
 use tokio::io::Interest;
 use tracing::{debug, warn};
 
+use super::system::System;
 use super::tunnel::Tunnel;
 use super::wire::Detour;
 use crate::netstack::{Engine, Gate};
@@ -26,6 +27,7 @@ pub(super) struct Receive {
     pub(super) name: String,
     pub(super) tunnel: Arc<Tunnel>,
     pub(super) gate: Gate,
+    system: Option<Arc<System>>,
     /// Memory for what lies in one train.
     packets: Vec<Range<usize>>,
     joined: Vec<Joined>,
@@ -42,9 +44,9 @@ pub(super) struct DetourTo {
 }
 
 impl Receive {
-    pub(super) fn new(name: String, tunnel: Arc<Tunnel>, gate: Gate) -> Self {
+    pub(super) fn new(name: String, tunnel: Arc<Tunnel>, gate: Gate, system: Option<Arc<System>>) -> Self {
         let (packets, joined, opened) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, tunnel, gate, packets, joined, opened }
+        Self { name, tunnel, gate, system, packets, joined, opened }
     }
 
     /// Runs on a socket until it is dropped.
@@ -198,6 +200,16 @@ impl Receive {
     fn keep(&mut self, mut data: Buf) {
         self.joined.clear();
         train::join(&mut data, &self.packets, &mut self.joined);
+        if let Some(system) = &self.system {
+            self.joined.retain(|joined| {
+                let packet = &mut data[joined.range.clone()];
+                let own = routes::target(packet).is_some_and(|target| system.owns(target));
+                if own {
+                    system.give(packet, joined);
+                }
+                !own
+            });
+        }
         let Some(largest) = (0..self.joined.len()).max_by_key(|at| self.joined[*at].range.len()) else {
             return;
         };

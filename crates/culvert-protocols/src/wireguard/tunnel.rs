@@ -69,8 +69,9 @@ pub(super) struct Tunnel {
     queue: Mutex<Queue>,
     /// Sealed, and not taken by the wire yet. Whoever holds it is the one who seals.
     sealed: Mutex<VecDeque<Train>>,
-    /// The queue has room again.
+    /// The queue has room again: for the stack, and for the system's packets.
     pub(super) room: Notify,
+    pub(super) space: Notify,
     /// The wire took no more.
     pub(super) blocked: Notify,
     /// A timer is due earlier than the receiving task knows.
@@ -92,6 +93,7 @@ impl Tunnel {
             queue: Mutex::default(),
             sealed: Mutex::default(),
             room: Notify::new(),
+            space: Notify::new(),
             blocked: Notify::new(),
             sooner: Notify::new(),
             retries: Mutex::default(),
@@ -209,6 +211,7 @@ impl Tunnel {
         if queue.refused && queue.bytes <= QUEUE / 2 {
             queue.refused = false;
             self.room.notify_one();
+            self.space.notify_one();
         }
         entries
     }
@@ -252,6 +255,26 @@ impl Tunnel {
         self.empty();
     }
 
+    /// Whether packets may be queued. If not, whoever asks is woken when they may.
+    pub(super) fn has_room(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        queue.refused |= queue.bytes >= QUEUE;
+        queue.bytes < QUEUE
+    }
+
+    /// Queues a packet, or a train, for the peer that its target belongs to. What is nobody's is dropped.
+    pub(super) fn put(&self, out: &Outgoing<'_>) {
+        let Some(peer) = routes::target(out.head).and_then(|ip| self.routes.find(ip)) else { return };
+        let laid = train::plan(out, &self.layout);
+        let mut data = Buf::new(laid.len, 0, 0);
+        train::lay_out(out, &self.layout, &laid, &mut data.spare_mut()[..laid.len]);
+        data.grow(laid.len);
+        let job = Job { peer, data, stride: laid.stride, count: laid.count };
+        let mut queue = lock(&self.queue);
+        queue.bytes += job.cost();
+        queue.entries.push_back(Entry::Seal(job));
+    }
+
     /// Whether a target is some peer's.
     pub(super) fn reaches(&self, ip: std::net::IpAddr) -> bool {
         self.routes.find(ip).is_some()
@@ -272,25 +295,11 @@ pub(super) struct TunnelLink(pub(super) Arc<Tunnel>);
 
 impl Link for TunnelLink {
     fn send(&self, out: &Outgoing<'_>, _: bool) -> bool {
-        let tunnel = &*self.0;
-        let mut queue = lock(&tunnel.queue);
-        if queue.bytes >= QUEUE {
-            queue.refused = true;
-            return false;
+        let room = self.0.has_room();
+        if room {
+            self.0.put(out);
         }
-        drop(queue);
-        let Some(peer) = routes::target(out.head).and_then(|ip| tunnel.routes.find(ip)) else {
-            return true; // nobody's, so it is dropped
-        };
-        let laid = train::plan(out, &tunnel.layout);
-        let mut data = Buf::new(laid.len, 0, 0);
-        train::lay_out(out, &tunnel.layout, &laid, &mut data.spare_mut()[..laid.len]);
-        data.grow(laid.len);
-        let job = Job { peer, data, stride: laid.stride, count: laid.count };
-        queue = lock(&tunnel.queue);
-        queue.bytes += job.cost();
-        queue.entries.push_back(Entry::Seal(job));
-        true
+        room
     }
 
     fn flush(&self) {

@@ -65,6 +65,18 @@ fn config(own: &str, mixed: &Port, endpoint: Value) -> Value {
     })
 }
 
+/// sing-box holds its endpoints still where the system has no default route, as in a network that a test has for itself.
+fn default_route() {
+    if ip("-o link show").lines().count() > 1 {
+        return; // it is the machine's
+    }
+    ip("link add ext type veth peer name ext2");
+    ip("addr add 192.0.2.7/24 dev ext");
+    ip("link set ext2 up");
+    ip("link set ext up");
+    ip("route add default via 192.0.2.1 dev ext");
+}
+
 /// Two proxies with a tunnel between them.
 struct Pair {
     origin: Origin,
@@ -75,6 +87,7 @@ struct Pair {
 impl Pair {
     async fn start(client: Side, server: Side, of_client: Value, of_server: Value) -> Result<Option<Self>> {
         let (Some(client), Some(server)) = (client.program(), server.program()) else { return Ok(None) };
+        default_route();
         let origin = Origin::start().await?;
         let (outer, at_client, at_server) = (Port::reserve()?, Port::reserve()?, Port::reserve()?);
         let mut endpoint = json!({ "listen_port": outer.number() });
@@ -244,6 +257,7 @@ fn bytes_that_were_agreed_on_and_other_mtus_are_no_matter() {
 #[test]
 fn through_a_detour_and_by_name() {
     run(async {
+        default_route();
         for (client, server) in [(Side::Culvert, Side::SingBox), (Side::SingBox, Side::Culvert)] {
             let (Some(client), Some(server)) = (client.program(), server.program()) else { return Ok(()) };
             let origin = Origin::start().await?;
@@ -268,7 +282,10 @@ fn through_a_detour_and_by_name() {
             }));
             let _client = client.serve(&of_client).await?;
             let way = Way { origin: &origin, proxy: at_client.v4(), host: "10.9.0.1".parse()? };
-            way.bulk(4 << 20).await.map_err(|error| format!("{}: {error}", client.name()))?;
+            // Through a relay that loses a little, sing-box's own TCP takes up to a minute for a few megabytes, and as long
+            // with a server of its own.
+            let length = if client.name() == "culvert" { 4 << 20 } else { 64 << 10 };
+            way.bulk(length).await.map_err(|error| format!("{}: {error}", client.name()))?;
             way.datagrams().await?;
         }
         Ok(())
@@ -328,6 +345,44 @@ fn who_has_a_wrong_key_gets_nothing_and_who_asks_for_nobody_is_told() {
         let started = Instant::now();
         ensure!(nobody.dial(80).await.is_err(), "an address of nobody's");
         ensure!(started.elapsed() < Duration::from_secs(2), "after {:?}", started.elapsed());
+        Ok(())
+    });
+}
+
+#[test]
+fn by_an_interface_of_the_system() {
+    alone("wireguard::by_an_interface_of_the_system", || async {
+        for server in [Side::Culvert, Side::SingBox] {
+            let rules = ip("rule show") + &ip("-6 rule show");
+            let system = json!({
+                "system": true, "name": "wgt1", "address": ["10.9.0.2/24", "fd09::2/64"],
+                "peer_persistent_keepalive_interval": 5
+            });
+            let Some(mut pair) = Pair::start(Side::Culvert, server, system, json!({})).await? else {
+                return Ok(());
+            };
+            for way in &pair.ways()[..2] {
+                let at = |step: &'static str| {
+                    let host = way.host;
+                    move |error| format!("{server:?}, {host}, {step}: {error}")
+                };
+                way.bulk(32 << 20).await.map_err(at("bulk"))?;
+                way.ends(server == Side::Culvert).await.map_err(at("ends"))?;
+                way.datagrams().await.map_err(at("datagrams"))?;
+            }
+            for host in ["10.9.0.2", "fd09::2"] {
+                dialled(pair.server.1.v4(), host).await?;
+            }
+            for host in ["10.9.0.1", "fd09::1"] {
+                let mut ping = Command::new("ping");
+                let output = ping.args(["-c", "2", "-W", "5", "-I", "wgt1", host]).output()?;
+                ensure!(output.status.success(), "{server:?}: ping {host}: {output:?}");
+            }
+            let status = pair.client.0.stop().await?;
+            ensure!(status.code() == Some(0), "stopped with {status}");
+            let after = ip("rule show") + &ip("-6 rule show");
+            ensure!(after == rules, "something stays: {after}");
+        }
         Ok(())
     });
 }
@@ -435,7 +490,7 @@ async fn through_the_device(origin: &Origin, proxy: SocketAddr, system_first: bo
     ip("-6 addr add fd09::2/64 dev wgt0 nodad");
     if !system_first {
         // Somebody has to say where he is.
-        dialled_by_culvert(proxy, "10.9.0.2").await?;
+        dialled(proxy, "10.9.0.2").await?;
     }
     for host in ["10.9.0.1", "fd09::1"] {
         let host: IpAddr = host.parse()?;
@@ -477,12 +532,13 @@ async fn through_the_device(origin: &Origin, proxy: SocketAddr, system_first: bo
         }
     }
     for host in ["10.9.0.2", "fd09::2"] {
-        dialled_by_culvert(proxy, host).await?;
+        dialled(proxy, host).await?;
     }
     Ok(())
 }
 
-async fn dialled_by_culvert(proxy: SocketAddr, host: &str) -> Result {
+/// A listener of the system's at an address in the tunnel, dialled from the other end.
+async fn dialled(proxy: SocketAddr, host: &str) -> Result {
     let listener = TcpListener::bind((host.parse::<IpAddr>()?, 0)).await?;
     let target = listener.local_addr()?.into();
     let dialing = client::connect(Protocol::Socks5, proxy, None, &target);
