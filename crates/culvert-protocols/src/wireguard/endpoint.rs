@@ -14,7 +14,7 @@ use culvert_core::{
 use culvert_os::netlink::Prefix;
 use culvert_stack::{Config, Offloads, Stack};
 use culvert_wire::{BufChain, Domain, Host, Target};
-use culvert_wireguard::{Device, PeerId, Routes, Settings};
+use culvert_wireguard::{Device, HEAD, PADDING, PeerId, Routes, Settings, TAG};
 use tokio::task::JoinSet;
 use tracing::{error, info, warn};
 
@@ -26,8 +26,8 @@ use crate::netstack::{self, Engine, Gate, Ground};
 
 /// Bytes that a peer may send ahead of a reader, and that wait for a peer.
 const WINDOW: u32 = 1 << 20;
-/// Datagrams in the longest train that the kernel takes.
-const TRAIN: u32 = 45;
+/// Bytes of the longest train that the kernel takes.
+const TRAIN: u32 = 65_507;
 /// How long a name that does not resolve is left alone.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -131,13 +131,16 @@ impl Endpoint {
     }
 
     fn stack(&self, connections: usize) -> Stack {
-        let head = u32::from(self.parts.mtu) - 52;
+        // As many packets as the kernel takes in one train of datagrams, with the heads that ours mostly have.
+        let mtu = u32::from(self.parts.mtu);
+        let packets = TRAIN / (mtu.next_multiple_of(PADDING as u32) + (HEAD + TAG) as u32);
+        let train = packets.max(1) * (mtu - 52);
         let config = Config {
             mtu: self.parts.mtu,
             offloads: Offloads { checksum: true, tcp_segment: true, udp_segment: true },
             receive_window: WINDOW,
             send_buffer: WINDOW as usize,
-            train: (TRAIN * head).min(45_000 + 16_000),
+            train,
             connections,
             time_wait: Duration::from_secs(1),
             ..Config::default()

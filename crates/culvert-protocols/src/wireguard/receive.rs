@@ -10,7 +10,7 @@ use culvert_core::{Dialer, Packet, PacketBatch, PacketConn, Session, UdpConn};
 use culvert_stack::Received;
 use culvert_stack::train::{self, Joined};
 use culvert_wire::{Buf, Room, Target};
-use culvert_wireguard::{Datagram, HEAD, PADDING, Receiving, TAG, routes};
+use culvert_wireguard::{Datagram, HEAD, Receiving, routes};
 use tokio::io::Interest;
 use tracing::{debug, warn};
 
@@ -19,6 +19,8 @@ use super::tunnel::Tunnel;
 use super::wire::Detour;
 use crate::netstack::{Engine, Gate};
 
+/// Packets shorter than this do not stay in the memory of a whole train.
+const SMALL: usize = 3 << 10;
 /// How long a detour that broke is left alone.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -225,7 +227,7 @@ impl Receive {
         data.truncate(range.end);
         data.advance(range.start);
         // A large piece of memory is not held for a small packet.
-        let small = data.len() < 4 * (HEAD + PADDING + TAG) * 16 && data.spare() > 16 * data.len();
+        let small = data.len() < SMALL && data.spare() > 16 * data.len();
         self.opened[first + largest].packet = if small { Buf::copied(&data) } else { data };
     }
 }

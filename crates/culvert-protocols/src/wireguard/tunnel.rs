@@ -144,7 +144,11 @@ impl Tunnel {
                 }
                 Event::GaveUp(PeerId(at)) => sessions.staged[at] = VecDeque::new(),
                 Event::Retry(peer) => {
-                    lock(&self.retries).push(peer);
+                    let mut retries = lock(&self.retries);
+                    if !retries.contains(&peer) {
+                        retries.push(peer);
+                    }
+                    drop(retries);
                     self.retry.notify_one();
                 }
             }

@@ -8,6 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use culvert_path::relay::Relay;
+use culvert_path::{Loss, Shape};
 use culvert_testkit::client::{self, Association, ClientError, Protocol, Target};
 use culvert_testkit::origin::{self, BANNER, End, Origin, Service, confirmation, fresh_seed};
 use culvert_testkit::peer::{Peer, Program, skip};
@@ -82,10 +84,22 @@ struct Pair {
     origin: Origin,
     client: (Peer, Port),
     server: (Peer, Port),
+    _path: Option<Relay>,
 }
 
 impl Pair {
     async fn start(client: Side, server: Side, of_client: Value, of_server: Value) -> Result<Option<Self>> {
+        Self::along(client, server, of_client, of_server, None).await
+    }
+
+    /// With a path of this shape between them, both ways.
+    async fn along(
+        client: Side,
+        server: Side,
+        of_client: Value,
+        of_server: Value,
+        shape: Option<Shape>,
+    ) -> Result<Option<Self>> {
         let (Some(client), Some(server)) = (client.program(), server.program()) else { return Ok(None) };
         default_route();
         let origin = Origin::start().await?;
@@ -93,10 +107,12 @@ impl Pair {
         let mut endpoint = json!({ "listen_port": outer.number() });
         merge(&mut endpoint, of_server);
         let server = server.serve(&config(SERVER, &at_server, endpoint)).await?;
-        let mut endpoint = json!({ "peer_address": "127.0.0.1", "peer_port": outer.number() });
+        let path = shape.map(|shape| Relay::open(outer.v4(), [shape.clone(), shape], 7)).transpose()?;
+        let port = path.as_ref().map_or(outer.number(), |path| path.address().port());
+        let mut endpoint = json!({ "peer_address": "127.0.0.1", "peer_port": port });
         merge(&mut endpoint, of_client);
         let client = client.serve(&config(CLIENT, &at_client, endpoint)).await?;
-        Ok(Some(Self { origin, client: (client, at_client), server: (server, at_server) }))
+        Ok(Some(Self { origin, client: (client, at_client), server: (server, at_server), _path: path }))
     }
 
     /// The way through the tunnel from one end to the other.
@@ -305,6 +321,58 @@ fn many_streams_at_once() {
             crowd.spawn(async move { pair.ways()[number as usize % 4].bulk(100_000 + 7 * number).await });
         }
         while let Some(outcome) = crowd.join_next().await {
+            outcome??;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_path_that_loses_repeats_and_reorders_is_survived() {
+    let shape = Shape {
+        delay: Duration::from_millis(5),
+        loss: Loss::Random(0.01),
+        repeat: 0.01,
+        reorder: 0.02,
+        late: Duration::from_millis(3),
+        ..Shape::default()
+    };
+    run(async move {
+        let (one, two) = (Side::Culvert, Side::Culvert);
+        let started = Pair::along(one, two, json!({}), json!({}), Some(shape)).await?;
+        let Some(pair) = started else { return Ok(()) };
+        for way in pair.ways() {
+            way.bulk(4 << 20).await.map_err(|error| format!("{}: {error}", way.host))?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn sessions_are_renewed_under_a_connection() {
+    run(async {
+        let mut both = JoinSet::new();
+        for (client, server) in [(Side::Culvert, Side::SingBox), (Side::SingBox, Side::Culvert)] {
+            let Some(pair) = Pair::start(client, server, json!({}), json!({})).await? else { return Ok(()) };
+            both.spawn(async move {
+                let mut stream = pair.ways()[0].dial(pair.origin.banner_port().number()).await?;
+                stream.read_exact(&mut vec![0; BANNER.len()]).await?;
+                // The time is what this is about: a session is two minutes old when the next one begins.
+                for second in 0..130u8 {
+                    stream.write_all(&[second; 100]).await?;
+                    let mut back = [0; 100];
+                    tokio::time::timeout(STEP, stream.read_exact(&mut back)).await??;
+                    ensure!(back == [second; 100], "second {second}: other bytes come back");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                let sing_box = if client == Side::SingBox { &pair.client.0 } else { &pair.server.0 };
+                let log = sing_box.log().text();
+                let handshakes = log.matches("received handshake").count();
+                ensure!(handshakes >= 2, "{client:?} to {server:?}: {handshakes} handshakes");
+                Ok::<(), culvert_testkit::Error>(())
+            });
+        }
+        while let Some(outcome) = both.join_next().await {
             outcome??;
         }
         Ok(())
