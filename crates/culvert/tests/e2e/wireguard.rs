@@ -462,8 +462,9 @@ struct Go {
 }
 
 impl Go {
-    /// `None`, said aloud, where it is not installed.
-    async fn start(settings: &str) -> Result<Option<Self>> {
+    /// With this device, whose name counts beyond the namespace: it is that of a socket in the file system. `None`, said
+    /// aloud, where it is not installed.
+    async fn start(device: &str, settings: &str) -> Result<Option<Self>> {
         let there = |name: &str| {
             Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
         };
@@ -475,8 +476,8 @@ impl Go {
         }
         let folder = TempDir::new()?;
         folder.write("wg.conf", settings)?;
-        let program = Program::named("wireguard-go").launch(["-f", "wgt0"]).spawn()?;
-        let set = || Command::new("wg").args(["setconf", "wgt0"]).arg(folder.path().join("wg.conf")).output();
+        let program = Program::named("wireguard-go").launch(["-f", device]).spawn()?;
+        let set = || Command::new("wg").args(["setconf", device]).arg(folder.path().join("wg.conf")).output();
         let started = Instant::now();
         loop {
             let output = set()?;
@@ -487,7 +488,9 @@ impl Go {
             ensure!(started.elapsed() < STEP, "wg setconf: {said}\n{}", program.log().text());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        ip("link set wgt0 mtu 1420 up");
+        ip(&format!("link set {device} mtu 1420 up"));
+        ip(&format!("addr add 10.9.0.2/24 dev {device}"));
+        ip(&format!("-6 addr add fd09::2/64 dev {device} nodad"));
         Ok(Some(Self { _program: program, _folder: folder }))
     }
 }
@@ -529,7 +532,7 @@ fn wireguard_go_as_the_client() {
             public(SERVER),
             outer.number()
         );
-        let Some(_go) = Go::start(&settings).await? else { return Ok(()) };
+        let Some(_go) = Go::start("wgt2", &settings).await? else { return Ok(()) };
         through_the_device(&origin, mixed.v4(), true).await
     });
 }
@@ -545,7 +548,7 @@ fn wireguard_go_as_the_server() {
             outer.number(),
             public(SERVER)
         );
-        let Some(_go) = Go::start(&settings).await? else { return Ok(()) };
+        let Some(_go) = Go::start("wgt3", &settings).await? else { return Ok(()) };
         let to = json!({ "peer_address": "127.0.0.1", "peer_port": outer.number() });
         let _client = culvert().serve(&config(SERVER, &mixed, to)).await?;
         through_the_device(&origin, mixed.v4(), false).await
@@ -554,8 +557,6 @@ fn wireguard_go_as_the_server() {
 
 /// The system's own TCP, UDP and ping on one side, Culvert on the other.
 async fn through_the_device(origin: &Origin, proxy: SocketAddr, system_first: bool) -> Result {
-    ip("addr add 10.9.0.2/24 dev wgt0");
-    ip("-6 addr add fd09::2/64 dev wgt0 nodad");
     if !system_first {
         // Somebody has to say where he is.
         dialled(proxy, "10.9.0.2").await?;
