@@ -299,8 +299,9 @@ impl Dispatch {
         }
     }
 
-    /// One line per second for clients that an operator may want to know of; the rest only for those who debug.
-    fn report_unserved(&self, inbound: &Tag, id: SessionId, source: SocketAddr, error: &ServeError) {
+    /// Logs that a client was not served: one line per second for those that an operator may want to know of, the rest only
+    /// for those who debug.
+    pub fn report_unserved(&self, inbound: &Tag, id: SessionId, source: SocketAddr, error: &ServeError) {
         let (conn, chain) = (id.get(), Chain(error));
         match error.is_notable().then(|| self.shared.unserved.allow()).flatten() {
             Some(0) => warn!(conn, "inbound/{inbound}: client {source} not served: {chain}"),

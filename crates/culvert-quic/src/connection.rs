@@ -224,15 +224,18 @@ impl State {
         self.spoken = None;
     }
 
-    /// Called after something was sent: whether the peer has to answer it shows in the counters of frames.
-    pub(crate) fn note_spoken(&mut self, now: Instant) {
-        if self.spoken.is_some() {
+    /// Notes that so many bytes were sent. Those that the peer need not acknowledge are acknowledgements themselves: they
+    /// are no answer to wait for, and take nothing from the bucket, so that they never wait for it either. Which they
+    /// are shows in the counters of frames.
+    pub(crate) fn note_sent(&mut self, bytes: usize, now: Instant) {
+        if self.spoken.is_some() && !self.bucket.is_limited() {
             return;
         }
         let asking = asking_frames(&self.proto.stats().frame_tx);
         if asking != self.asked {
             self.asked = asking;
-            self.spoken = Some(now);
+            self.spoken.get_or_insert(now);
+            self.bucket.sent(bytes);
         }
     }
 

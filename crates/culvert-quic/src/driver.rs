@@ -346,8 +346,7 @@ impl Driver {
                     self.link.give_back(buffer);
                     break;
                 };
-                state.bucket.sent(transmit.size);
-                state.note_spoken(now);
+                state.note_sent(transmit.size, now);
                 self.link.push(&transmit, buffer);
             }
         }

@@ -24,7 +24,7 @@
 //! The library's own pacer knows no rate of a controller. So the driver asks the controller for its rate
 //! (`Controller::metrics().pacing_rate`, in bits per second) and lets a connection make packets only as far as its bucket
 //! goes. This is per connection also where many share a socket. Acknowledgements leave with the data, or on their
-//! own within a millisecond or the time of one packet at the rate, whichever is longer.
+//! own; then they take nothing from the bucket.
 //!
 //! # Copies
 //! Received datagrams are copied once out of the receive buffers, so that one lost packet does not pin 64 KiB; packets are

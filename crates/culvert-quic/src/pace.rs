@@ -63,6 +63,11 @@ impl Bucket {
         Err(now + Duration::from_nanos(missing.div_ceil(rate)).max(Duration::from_micros(1)))
     }
 
+    /// Whether there is a rate at all.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.rate.is_some()
+    }
+
     /// Takes out what was sent.
     pub(crate) fn sent(&mut self, bytes: usize) {
         if self.rate.is_some() {

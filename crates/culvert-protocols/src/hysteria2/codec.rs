@@ -26,7 +26,7 @@ pub(super) fn padding(least: usize, most: usize) -> Vec<u8> {
         random.truncate(least + 2);
     }
     let number = usize::from(u16::from_be_bytes([random[0], random[1]]));
-    let len = least + number % (random.len() - 1 - least).max(1);
+    let len = least + number % (random.len() - 2 - least).max(1);
     random.drain(..2);
     random.truncate(len);
     random.iter_mut().for_each(|byte| *byte = CHARS[usize::from(*byte) % CHARS.len()]);

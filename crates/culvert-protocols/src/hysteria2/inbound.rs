@@ -244,32 +244,26 @@ async fn serve(
     let mut tasks = JoinSet::new();
     tasks.spawn({
         let client = Arc::clone(&client);
-        async move {
-            client.take_datagrams().await;
-            Ok(())
-        }
+        async move { client.take_datagrams().await }
     });
-    let mut outcome = Ok(());
     loop {
         let is_client = client.user.get().is_some();
         let may_accept = is_client || tasks.len() <= STRANGERS_REQUESTS;
         tokio::select! {
             stream = client.connection.accept_bi(), if may_accept => {
-                let Ok(stream) = stream else { return outcome };
+                let Ok(stream) = stream else { return Ok(()) };
                 let client = Arc::clone(&client);
-                tasks.spawn(async move { client.take_stream(stream).await });
+                tasks.spawn(async move {
+                    if let Err(error) = client.take_stream(stream).await {
+                        let (tag, id) = (&client.core.tag, SessionId::next());
+                        client.dispatch.report_unserved(tag, id, client.source, &error);
+                    }
+                });
             }
-            Some(done) = tasks.join_next(), if !tasks.is_empty() => {
-                // What the operator is told of is the last thing that went wrong.
-                if let Ok(Err(error)) = done
-                    && error.is_notable()
-                {
-                    outcome = Err(error);
-                }
-            }
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
             () = tokio::time::sleep(STRANGERS_IDLE), if !is_client => {
                 client.connection.close(h3::NO_ERROR, b"");
-                return outcome;
+                return Ok(());
             }
         }
     }
