@@ -11,6 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
 use super::{acceptor, client_of, connector, server_with};
+use crate::browser::Fingerprint;
 use crate::settings::{ClientAuthentication, ClientSettings, Parameters, ServerSettings, Source, Version};
 use crate::testing::{Ca, pattern};
 use crate::{Acceptor, Connector};
@@ -58,6 +59,35 @@ async fn dial(connector: &Connector, port: u16) -> crate::TlsConn {
 
 fn one_version(version: Version) -> Parameters {
     Parameters { min_version: version, max_version: version, ..Parameters::default() }
+}
+
+/// By groups that no browser sends a key of OpenSSL is made to ask for another hello.
+#[tokio::test]
+async fn openssl_as_server_for_hellos_of_browsers() {
+    if !is_installed("openssl") {
+        return;
+    }
+    let (ca, folder) = (Ca::new("ca"), TempDir::new().unwrap());
+    let identity = ca.issue("a.test");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    folder.write("cert", &identity.chain).unwrap();
+    folder.write("key", &identity.key).unwrap();
+    let (cert, key) = (path("cert"), path("key"));
+    for more in [&["-tls1_3"][..], &["-tls1_3", "-groups", "P-384"], &["-tls1_2"], &["-num_tickets", "8"]] {
+        let port = free_port().await;
+        let port_text = port.to_string();
+        let arguments = ["s_server", "-accept", &port_text, "-cert", &cert, "-key", &key, "-rev", "-quiet"];
+        let _server = openssl(&[&arguments[..], more].concat());
+        for fingerprint in [Fingerprint::Chrome, Fingerprint::Firefox, Fingerprint::Safari, Fingerprint::Qq] {
+            let settings = ClientSettings { fingerprint: Some(fingerprint), ..client_of(&ca) };
+            let mut conn = dial(&connector(settings, "a.test"), port).await;
+            conn.write_all(b"forwards\n").await.unwrap();
+            conn.flush().await.unwrap();
+            let mut line = [0; 9];
+            timeout(PATIENCE, conn.read_exact(&mut line)).await.unwrap().unwrap();
+            assert_eq!(&line, b"sdrawrof\n", "{fingerprint:?} {more:?}");
+        }
+    }
 }
 
 /// `openssl s_server -rev` sends back each line in reverse.
