@@ -249,12 +249,13 @@ impl Client {
         }
     }
 
-    async fn associate(&self, mut stream: QuicStream, target: Option<Target>) -> Result<(), ServeError> {
+    async fn associate(&self, stream: QuicStream, target: Option<Target>) -> Result<(), ServeError> {
         let session = self.hub.number().ok_or(ServeError::Denied("too many associations"))?;
         let mut answer = Vec::new();
         Response { ok: true, session, message: String::new() }.encode(&mut answer);
-        write_chain(&mut stream, &mut BufChain::copied(&answer)).await?;
+        // Entered first: the client's first datagram may be here before the answer's sender runs again.
         let mut packets = self.hub.enter(session, stream).ok_or(ServeError::Left)?;
+        packets.say(&answer).await?;
         let mut held = PacketBatch::new();
         let target = match target.filter(|target| target.port != 0) {
             Some(target) => target,

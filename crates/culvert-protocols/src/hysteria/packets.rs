@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
+use culvert_core::conn::write_chain;
 use culvert_core::{Packet, PacketBatch, PacketConn, StreamConn};
 use culvert_quic::{Bytes, Connection, DatagramError, QuicStream};
-use culvert_wire::{Buf, Reader, Room, Target};
+use culvert_wire::{Buf, BufChain, Reader, Room, Target};
 use tokio::sync::mpsc;
 
 use super::codec::{HEAD, Head};
@@ -120,6 +121,11 @@ pub(super) struct Association {
 }
 
 impl Association {
+    /// Sends these bytes by the stream.
+    pub(super) async fn say(&mut self, bytes: &[u8]) -> io::Result<()> {
+        write_chain(&mut self.stream, &mut BufChain::copied(bytes)).await
+    }
+
     /// Sends a datagram, in parts if it must be. One that cannot be sent is dropped.
     fn send(&mut self, peer: &Target, data: &[u8]) -> io::Result<()> {
         let Some(mut largest) = self.hub.connection.max_datagram() else { return Ok(()) };
