@@ -16,7 +16,7 @@ pub fn format(source: &Source) -> Result<String, Diagnostics> {
     rewrite(source, |_, _| ()).map(|(text, _)| text)
 }
 
-/// Gives `source` in its newest form and what was changed: what [`format`] does, and what is old but still accepted is
+/// Gives `source` in its newest form and what was changed: what [`format()`] does, and what is old but still accepted is
 /// rewritten too.
 ///
 /// # Errors

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! One task per connection writes what is asked and reads what is answered, both at once. An idle connection is closed
-//! after a while. What makes the stream is a [`Connect`]: plain TCP here, TLS over it for the type [`tls`](super::tls).
+//! after a while. What makes the stream is a [`Connect`]: plain TCP here, TLS over it for the type [`tls`](mod@super::tls).
 //!
 //! Source: RFC 7766 (pipelining in section 6.2.1.1, idle connections in 6.2.3).
 
