@@ -1,6 +1,6 @@
 //! ShadowTLS with Shadowsocks inside, against sing-box in both directions, and what strangers get.
 
-use crate::site::{ALL, Site};
+use crate::site::{Carries, ENDS_TOGETHER, Site};
 use crate::vision::{connector, echo};
 use crate::{Side, run};
 use culvert_testkit::certificate::Certificate;
@@ -12,8 +12,11 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Of Shadowsocks inside.
-const KEY: &str = "8JCsPssfgS8tiRwiMlhARg==";
+/// Of Shadowsocks inside: the AEAD edition. A sing-box client of the 2022 edition may read the answer to its first datagram
+/// before it has noted what to expect in it, and then says "bad request salt".
+const METHOD: &str = "aes-128-gcm";
+const PASSWORD: &str = "inside";
+const CARRIES: Carries = Carries { forgets: false, ..ENDS_TOGETHER };
 const PAIRINGS: [(Side, Side); 3] =
     [(Side::Culvert, Side::SingBox), (Side::SingBox, Side::Culvert), (Side::Culvert, Side::Culvert)];
 
@@ -92,7 +95,7 @@ async fn pairing(
     }
     let inner = json!({
         "type": "shadowsocks", "tag": "inner", "listen": "127.0.0.1", "listen_port": inner.number(),
-        "method": "2022-blake3-aes-128-gcm", "password": KEY
+        "method": METHOD, "password": PASSWORD
     });
     let log = json!({ "level": "debug", "timestamp": false });
     let direct = json!({ "type": "direct", "tag": "out" });
@@ -107,7 +110,7 @@ async fn pairing(
         outbound["password"] = "secret".into();
     }
     let inner = json!({
-        "type": "shadowsocks", "tag": "out", "method": "2022-blake3-aes-128-gcm", "password": KEY,
+        "type": "shadowsocks", "tag": "out", "method": METHOD, "password": PASSWORD,
         "server": "127.0.0.1", "server_port": 1, "detour": "shadow", "udp_over_tcp": true
     });
     let way_in =
@@ -117,7 +120,7 @@ async fn pairing(
     if is_ours && version > 1 {
         visit(between.v4(), &certificate, tls).await.map_err(|error| format!("a visitor: {error}"))?;
     }
-    crate::checks::all(Site::running(Origin::start().await?, entry, vec![client, server], ALL)?).await?;
+    crate::checks::all(Site::running(Origin::start().await?, entry, vec![client, server], CARRIES)?).await?;
     serving.abort();
     Ok(())
 }
