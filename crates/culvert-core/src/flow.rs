@@ -185,8 +185,9 @@ impl Load {
     /// Sweeps of calm that count as the end of a busy time.
     const SWEEPS: u32 = 5;
 
-    fn has_fallen(&mut self, flows: usize) -> bool {
-        self.peak = self.peak.max(flows);
+    /// Once a sweep: how many flows there are, and how many there were at most since the last one.
+    fn has_fallen(&mut self, flows: usize, busiest: usize) -> bool {
+        self.peak = self.peak.max(flows).max(busiest);
         self.calm = if flows * 2 < self.peak { self.calm + 1 } else { 0 };
         let fallen = self.calm >= Self::SWEEPS;
         if fallen {
@@ -209,6 +210,8 @@ pub struct Flows {
     shards: [Mutex<HashMap<SessionId, Arc<Flow>>>; SHARDS],
     clock: Arc<Clock>,
     count: AtomicUsize,
+    /// Most flows there were since the last sweep.
+    busiest: AtomicUsize,
     /// Bytes of the flows that have ended.
     ended_up: AtomicU64,
     ended_down: AtomicU64,
@@ -242,7 +245,9 @@ impl Flows {
             session,
         });
         self.shard(flow.session.id).insert(flow.session.id, Arc::clone(&flow));
-        if self.count.fetch_add(1, Ordering::Relaxed) == 0 {
+        let before = self.count.fetch_add(1, Ordering::Relaxed);
+        self.busiest.fetch_max(before + 1, Ordering::Relaxed);
+        if before == 0 {
             self.woken.notify_one();
         }
         FlowTicket { flow, flows: Arc::clone(self) }
@@ -332,7 +337,7 @@ impl Flows {
                 let idle: Vec<_> = lock(shard).values().filter(|flow| flow.is_idle(now)).cloned().collect();
                 idle.iter().for_each(|flow| flow.close(EndReason::Idle));
             }
-            if load.has_fallen(self.len()) {
+            if load.has_fallen(self.len(), self.busiest.swap(0, Ordering::Relaxed)) {
                 on_calm();
             }
         }
@@ -406,12 +411,16 @@ mod tests {
     #[test]
     fn a_busy_time_ends_once() {
         let mut load = Load::default();
-        assert!((0..10).all(|_| !load.has_fallen(100)));
-        assert!((0..3).all(|_| !load.has_fallen(20)));
-        assert!(!load.has_fallen(80), "it was a lull");
-        let calm: Vec<_> = (0..12).map(|_| load.has_fallen(0)).collect();
+        assert!((0..10).all(|_| !load.has_fallen(100, 0)));
+        assert!((0..3).all(|_| !load.has_fallen(20, 0)));
+        assert!(!load.has_fallen(80, 0), "it was a lull");
+        let calm: Vec<_> = (0..12).map(|_| load.has_fallen(0, 0)).collect();
         assert_eq!(calm.iter().position(|fallen| *fallen), Some(4));
         assert_eq!(calm.iter().filter(|fallen| **fallen).count(), 1);
+        assert!(load.is_settled());
+        // What began and ended between two sweeps left pipes and buffers too.
+        assert!(!load.has_fallen(0, 6));
+        assert!((0..4).any(|_| load.has_fallen(0, 0)));
         assert!(load.is_settled());
     }
 }
