@@ -20,7 +20,7 @@ links! {
 }
 
 light_links! {
-    aes_128: || aes_128() => || aes_128(), AEAD;
+    aes_128: || aead() => || aead(), AEAD;
     aes_192: || method("aes-192-gcm", USER.1) => || method("aes-192-gcm", USER.1), AEAD;
     aes_256: || method("aes-256-gcm", USER.1) => || method("aes-256-gcm", USER.1), AEAD;
     xchacha20: || method("xchacha20-ietf-poly1305", USER.1) => || method("xchacha20-ietf-poly1305", USER.1), AEAD;
@@ -34,15 +34,15 @@ light_links! {
         => || with_users(long(KEY_32), [USER_32]), EDITION_2022;
     // Not in the 2022 edition: a sing-box client may read the answer to its first datagram before it has noted what to expect in
     // it, and then says "bad request salt".
-    uot: || with(aes_128(), "udp_over_tcp", json!(true)) => || aes_128(), ALL;
-    uot_1: || with(aes_128(), "udp_over_tcp", json!({ "enabled": true, "version": 1 })) => || aes_128(), ALL;
+    uot: || with(aead(), "udp_over_tcp", json!(true)) => || aead(), ALL;
+    uot_1: || with(aead(), "udp_over_tcp", json!({ "enabled": true, "version": 1 })) => || aead(), ALL;
 }
 
 fn method(method: &str, password: &str) -> Value {
     json!({ "type": "shadowsocks", "method": method, "password": password })
 }
 
-fn aes_128() -> Value {
+fn aead() -> Value {
     method("aes-128-gcm", USER.1)
 }
 
