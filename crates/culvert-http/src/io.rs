@@ -12,13 +12,15 @@ use hyper::rt::ReadBufCursor;
 use tokio::io::AsyncWrite;
 
 /// A stream of ours. What it gives is handed on piece by piece, as large as hyper's buffer takes it.
-pub(crate) struct Io {
+pub struct Io {
     conn: BoxStream,
     rest: BufChain,
 }
 
 impl Io {
-    pub(crate) fn new(conn: BoxStream) -> Self {
+    /// A stream that nothing was read from.
+    #[must_use]
+    pub fn new(conn: BoxStream) -> Self {
         Self { conn, rest: BufChain::new() }
     }
 }

@@ -37,4 +37,5 @@ pub use client::{Client, Limits};
 pub use error::{HttpError, OptionsError};
 pub use fetch::{Fetched, Validator};
 pub use http;
+pub use io::Io;
 pub use settings::{Settings, Version};

@@ -14,7 +14,7 @@ const AGE: Duration = Duration::from_secs(10);
 const PENDING: usize = 64;
 /// Bytes of them all.
 const BYTES: usize = 1 << 20;
-/// Bytes of one.
+/// Bytes of one, where a protocol knows no less.
 const LARGEST: usize = 65_535;
 
 /// Where a part belongs.
@@ -41,14 +41,26 @@ struct Pending {
 }
 
 /// The datagrams of a connection that are not whole.
-#[derive(Default)]
 pub(crate) struct Fragments {
     /// The oldest first.
     pending: VecDeque<Pending>,
     bytes: usize,
+    /// Bytes that one may have.
+    largest: usize,
+}
+
+impl Default for Fragments {
+    fn default() -> Self {
+        Self::at_most(LARGEST)
+    }
 }
 
 impl Fragments {
+    /// Where no datagram has more than `largest` bytes.
+    pub(crate) fn at_most(largest: usize) -> Self {
+        Self { pending: VecDeque::new(), bytes: 0, largest }
+    }
+
     /// Takes a part. The datagram, with the peer that came with its first part, if that makes it whole.
     pub(crate) fn add(
         &mut self,
@@ -87,7 +99,7 @@ impl Fragments {
         if part.is_some() {
             return None;
         }
-        if pending.bytes + data.len() > LARGEST {
+        if pending.bytes + data.len() > self.largest {
             self.forget(at);
             return None;
         }

@@ -22,8 +22,12 @@
 //! | [`wireguard`] | WireGuard |
 //! | [`hysteria2`] | Hysteria 2 |
 //! | [`hysteria`] | Hysteria 1 |
-//! | `h3`, `quic_tls` | what protocols over QUIC share: HTTP/3, the `tls` options |
 //! | [`tuic`] | TUIC |
+//! | `quic`, `h3`, `fragments`, `replied` | what protocols over QUIC share: options, sockets, inbound and connection; HTTP/3; datagrams in parts; a reply before the first bytes |
+//! | [`shadowtls`] | ShadowTLS |
+//! | [`tun`] | a TUN device |
+//! | [`transparent`] | connections and datagrams that the system diverts: `redirect`, `tproxy` |
+//! | `running` | what an inbound with a socket of its own keeps while it runs |
 //! | [`direct`] | straight to the target |
 //! | [`block`] | nowhere |
 //! | [`uot`] | UDP over TCP, which several protocols carry |
@@ -55,9 +59,10 @@ pub mod mux_cool;
 mod netstack;
 mod onward;
 pub mod packetaddr;
-mod quic_tls;
+mod quic;
 mod random;
 mod replied;
+mod running;
 pub mod shadowsocks;
 pub mod shadowtls;
 pub mod socks;

@@ -1,7 +1,7 @@
 //! One port to one target.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,10 +16,10 @@ use culvert_core::{
 use culvert_os::socket::{UdpOptions, udp_socket};
 use culvert_wire::{BufChain, Host, Room, Target};
 use tokio::net::UdpSocket;
-use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use crate::fields::listen::Listen;
+use crate::running::Running;
 
 /// Most clients that can have an association at once.
 const ASSOCIATIONS: usize = 16 << 10;
@@ -54,7 +54,7 @@ impl Listener {
             options: listen.udp,
             udp_timeout: listen.udp_timeout,
             target,
-            running: Mutex::new(None),
+            running: Running::default(),
         });
         Self { tag, streams, packets }
     }
@@ -132,7 +132,7 @@ struct PacketListener {
     options: UdpOptions,
     udp_timeout: Option<Duration>,
     target: Override,
-    running: Mutex<Option<(SocketAddr, JoinHandle<()>)>>,
+    running: Running,
 }
 
 impl PacketListener {
@@ -157,25 +157,17 @@ impl PacketListener {
             dispatch: dispatch.clone(),
         };
         let task = tokio::spawn(serving.run());
-        *lock(&self.running) = Some((local, task));
+        self.running.set(local, task, ());
         Ok(())
     }
 
     fn local_addr(&self) -> Option<SocketAddr> {
-        lock(&self.running).as_ref().map(|(local, _)| *local)
+        self.running.local_addr()
     }
 
     async fn close(&self) {
-        let running = lock(&self.running).take();
-        if let Some((_, task)) = running {
-            task.abort();
-            let _ = task.await;
-        }
+        self.running.stop().await;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Associations at which ended ones are first looked for.

@@ -2,7 +2,6 @@
 
 pub mod dial;
 pub mod listen;
-pub(crate) mod quic;
 pub mod server;
 
 use culvert_config::value::{Dur, Mark};

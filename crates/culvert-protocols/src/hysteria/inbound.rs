@@ -1,32 +1,30 @@
 //! The server.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use aws_lc_rs::digest;
 use culvert_config::options::inbound::hysteria::HysteriaInbound;
 use culvert_core::conn::write_chain;
 use culvert_core::handshake::read_message;
 use culvert_core::packet::Replayed;
 use culvert_core::{
-    Chain, DialOutcome, Dispatch, Inbound, Incoming, Io, Network, PacketBatch, PacketConn, ServeError,
-    Session, SessionId, StartError, Tag, timeouts,
+    Chain, DialOutcome, Dispatch, Incoming, Io, Network, PacketBatch, PacketConn, ServeError, Session,
+    SessionId, Tag, timeouts,
 };
-use culvert_quic::{
-    Congestion, Connection, Disguise, QuicStream, Server, ServerSettings, ServerTls, Transport,
-};
+use culvert_quic::{Congestion, Connection, QuicStream, Transport};
 use culvert_wire::{BufChain, Room, Target};
-use tokio::task::{JoinHandle, JoinSet};
-use tracing::{debug, info};
+use tokio::task::JoinSet;
+use tracing::debug;
 
 use super::codec::{ClientHello, MAX_CLIENT_HELLO, MAX_REQUEST, Request, Response, ServerHello};
 use super::packets::Hub;
 use super::{ALPN, WRONG_PASSWORD, WRONG_VERSION, disguise, speeds};
 use crate::BuildError;
-use crate::fields::listen::{Listen, listen};
-use crate::fields::quic::{server_link, transport};
+use crate::fields::listen::listen;
+use crate::quic::{self, Listener};
+use crate::running::Running;
 use crate::users::{KeyedUsers, Known};
 
 /// How long a client may take for its hello (as sing-box).
@@ -34,26 +32,8 @@ const HELLO: Duration = Duration::from_secs(10);
 /// Datagrams taken at once.
 const BATCH: usize = 64;
 
-/// The inbound.
-pub(super) struct Listener {
-    tag: Tag,
-    listen: Listen,
-    tls: ServerTls,
-    transport: Transport,
-    disguise: Option<Arc<dyn Disguise>>,
-    secret: [u8; 32],
-    service: Arc<Service>,
-    running: Mutex<Option<Running>>,
-}
-
-struct Running {
-    server: Arc<Server>,
-    local: SocketAddr,
-    task: JoinHandle<()>,
-}
-
 /// What all connections share.
-struct Service {
+pub(super) struct Service {
     tag: Tag,
     users: KeyedUsers<32>,
     send: u64,
@@ -65,97 +45,49 @@ fn key(password: &[u8]) -> [u8; 32] {
     digest::digest(&digest::SHA256, password).as_ref().try_into().unwrap_or_default()
 }
 
-impl Listener {
-    pub(super) fn new(tag: Tag, options: &HysteriaInbound) -> Result<Self, BuildError> {
-        let listen = listen(&options.listen, false)?;
-        let (send, receive) = speeds(options.upload(), options.download())?;
-        let mut users = KeyedUsers::default();
-        let mut secret = digest::Context::new(&digest::SHA256);
-        secret.update(b"culvert hysteria");
-        for user in &options.users {
-            let password = if user.auth.0.0.is_empty() { user.auth_str.as_bytes() } else { &user.auth.0.0 };
-            users.insert(key(password), &user.name);
-            secret.update(&key(password));
-        }
-        let mut digest = [0; 32];
-        digest.copy_from_slice(secret.finish().as_ref());
-        let mut base = Transport::default();
-        let given = |value: u64, default: u64| if value > 0 { value } else { default };
-        base.stream_window = given(options.recv_window_conn, base.stream_window);
-        base.connection_window = given(options.recv_window_client, base.connection_window);
-        base.bidi_streams =
-            given(u64::try_from(options.max_conn_client).unwrap_or(0).min(1 << 16), base.bidi_streams);
-        base.mtu_discovery = !options.disable_mtu_discovery;
-        Ok(Self {
-            tls: crate::quic_tls::inbound(options.tls.as_deref(), ALPN, false)?,
-            transport: transport(&options.quic, base)?,
-            disguise: disguise(&options.obfs),
-            secret: digest,
-            service: Arc::new(Service {
-                tag: tag.clone(),
-                users,
-                send,
-                receive,
-                udp_timeout: listen.udp_timeout,
-            }),
-            tag,
-            listen,
-            running: Mutex::new(None),
-        })
+/// The inbound.
+pub(super) fn inbound(tag: Tag, options: &HysteriaInbound) -> Result<Listener<Service>, BuildError> {
+    let listen = listen(&options.listen, false)?;
+    let (send, receive) = speeds(options.upload(), options.download())?;
+    let mut users = KeyedUsers::default();
+    let mut secret = digest::Context::new(&digest::SHA256);
+    secret.update(b"culvert hysteria");
+    for user in &options.users {
+        let password = if user.auth.0.0.is_empty() { user.auth_str.as_bytes() } else { &user.auth.0.0 };
+        users.insert(key(password), &user.name);
+        secret.update(&key(password));
     }
-
-    fn running(&self) -> MutexGuard<'_, Option<Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(secret.finish().as_ref());
+    let mut base = Transport::default();
+    let given = |value: u64, default: u64| if value > 0 { value } else { default };
+    base.stream_window = given(options.recv_window_conn, base.stream_window);
+    base.connection_window = given(options.recv_window_client, base.connection_window);
+    base.bidi_streams =
+        given(u64::try_from(options.max_conn_client).unwrap_or(0).min(1 << 16), base.bidi_streams);
+    base.mtu_discovery = !options.disable_mtu_discovery;
+    Ok(Listener {
+        tls: quic::inbound(options.tls.as_deref(), ALPN, false)?,
+        transport: quic::transport(&options.quic, base)?,
+        disguise: disguise(&options.obfs),
+        secret: digest,
+        service: Arc::new(Service {
+            tag: tag.clone(),
+            users,
+            send,
+            receive,
+            udp_timeout: listen.udp_timeout,
+        }),
+        tag,
+        listen,
+        running: Running::default(),
+    })
 }
 
-#[async_trait]
-impl Inbound for Listener {
-    fn tag(&self) -> &Tag {
-        &self.tag
-    }
-
-    async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
-        let (mut link, local) = server_link(&self.tag, &self.listen)?;
-        if let Some(disguise) = &self.disguise {
-            link = link.disguised(Arc::clone(disguise));
-        }
-        let settings = ServerSettings {
-            tls: self.tls.clone(),
-            transport: self.transport.clone(),
-            secret: self.secret,
-            connections: dispatch.limit(),
-        };
-        let server = Arc::new(Server::new(link, &settings));
-        info!("inbound/{}: udp server started at {local}", self.tag);
-        let task = tokio::spawn(accept(Arc::clone(&server), Arc::clone(&self.service), dispatch.clone()));
-        *self.running() = Some(Running { server, local, task });
-        Ok(())
-    }
-
-    fn local_addrs(&self) -> Vec<SocketAddr> {
-        self.running().iter().map(|running| running.local).collect()
-    }
-
-    async fn close(&self) {
-        let running = self.running().take();
-        if let Some(Running { server, task, .. }) = running {
-            task.abort();
-            server.close().await;
-        }
-    }
-}
-
-async fn accept(server: Arc<Server>, service: Arc<Service>, dispatch: Dispatch) {
-    while let Some(connection) = server.accept().await {
-        if dispatch.is_full() && !dispatch.make_room() {
-            continue; // dropped, which closes it
-        }
-        let source = connection.remote();
-        let source = SocketAddr::new(source.ip().to_canonical(), source.port());
-        let (service, inner) = (Arc::clone(&service), dispatch.clone());
-        let tag = service.tag.clone();
-        dispatch.serve_many(&tag, source, |handshake| async move {
+impl quic::Service for Service {
+    fn take(self: Arc<Self>, connection: Connection, source: SocketAddr, dispatch: &Dispatch) {
+        let (service, inner) = (Arc::clone(&self), dispatch.clone());
+        dispatch.serve_many(&self.tag, source, |handshake| async move {
             connection.established().await.map_err(|_| ServeError::Left)?;
             let greeted = tokio::time::timeout(HELLO, greet(&service, &connection)).await;
             let (control, user) = greeted.unwrap_or(Err(ServeError::Left)).inspect_err(|_| {

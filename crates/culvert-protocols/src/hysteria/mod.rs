@@ -37,7 +37,6 @@ use culvert_config::options::outbound::hysteria::HysteriaOutbound;
 use culvert_core::{Inbound, Outbound};
 use culvert_quic::Disguise;
 
-use self::inbound::Listener;
 use self::outbound::Client;
 use self::xplus::XPlus;
 use crate::table::{BuildInbound, BuildOutbound, inbound, outbound};
@@ -64,7 +63,7 @@ impl BuildInbound for HysteriaInbound {
     }
 
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
-        Ok(Arc::new(Listener::new(cx.tag, self)?))
+        Ok(Arc::new(inbound::inbound(cx.tag, self)?))
     }
 }
 

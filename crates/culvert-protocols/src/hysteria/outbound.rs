@@ -12,15 +12,14 @@ use culvert_core::{
 };
 use culvert_quic::{ClientTls, Congestion, Connection, Disguise, QuicStream, Transport};
 use culvert_wire::{BufChain, Reader, Target};
-use tokio::sync::Mutex;
 use tracing::debug;
 
 use super::codec::{ClientHello, MAX_MESSAGE, Request, Response, ServerHello};
 use super::packets::Hub;
 use super::{ALPN, WRONG_PASSWORD, disguise, speeds};
-use crate::fields::quic::{client_dialer, client_link, is_alive, transport};
 use crate::fields::server::server;
 use crate::headed::Headed;
+use crate::quic::{self, Current, client_dialer, client_link, transport};
 use crate::replied::Replied;
 use crate::{BuildError, OutboundCx};
 
@@ -41,7 +40,7 @@ pub(super) struct Client {
     hello: ClientHello,
     tcp: bool,
     udp: bool,
-    current: Mutex<Option<Arc<Hub>>>,
+    current: Current<Hub>,
 }
 
 impl Client {
@@ -59,36 +58,21 @@ impl Client {
         Ok(Self {
             tag: cx.tag,
             dialer: client_dialer(cx.dialer),
-            tls: crate::quic_tls::client(options.tls.as_deref(), &server.host, &cx.store, ALPN, false)?,
+            tls: quic::client(options.tls.as_deref(), &server.host, &cx.store, ALPN, false)?,
             server,
             transport: transport(&options.quic, base)?,
             disguise: disguise(&options.obfs),
             hello: ClientHello { send, receive, auth: options.secret().to_vec() },
             tcp: options.network.tcp(),
             udp: options.network.udp(),
-            current: Mutex::new(None),
+            current: Current::default(),
         })
-    }
-
-    /// The connection there is, or a new one.
-    async fn hub(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
-        let limit = timeouts::OUTBOUND_HANDSHAKE;
-        let found = tokio::time::timeout(limit, async {
-            let mut current = self.current.lock().await;
-            if let Some(hub) = current.as_ref().filter(|hub| is_alive(&hub.connection)) {
-                return Ok(Arc::clone(hub));
-            }
-            let hub = self.connect(session).await?;
-            *current = Some(Arc::clone(&hub));
-            Ok(hub)
-        });
-        found.await.unwrap_or(Err(DialError::Timeout { phase: "connect to the server", limit }))
     }
 
     /// Attempts until one succeeds; the caller limits the time.
     async fn connect(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
         for attempt in 0.. {
-            let (mut link, address) = client_link(&self.dialer, session, &self.server, attempt).await?;
+            let (mut link, address) = client_link(&self.dialer, session, &self.server, attempt, None).await?;
             if let Some(disguise) = &self.disguise {
                 link = link.disguised(Arc::clone(disguise));
             }
@@ -148,26 +132,6 @@ impl Client {
         });
         hub
     }
-
-    async fn stream(&self, session: &Session) -> Result<(Arc<Hub>, QuicStream), DialError> {
-        let hub = self.hub(session).await?;
-        // The connection may end between the look at it and its use.
-        if let Ok(stream) = hub.connection.open_bi().await {
-            return Ok((hub, stream));
-        }
-        let hub = self.hub(session).await?;
-        let stream = hub.connection.open_bi().await.map_err(|error| failed("open a stream", error.into()))?;
-        Ok((hub, stream))
-    }
-}
-
-/// What was begun over the connection ends with the outbound.
-impl Drop for Client {
-    fn drop(&mut self) {
-        if let Some(hub) = self.current.get_mut().take() {
-            hub.connection.close(0, b"");
-        }
-    }
 }
 
 fn failed(phase: &'static str, source: std::io::Error) -> DialError {
@@ -194,14 +158,14 @@ impl Outbound for Client {
     }
 
     async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {
-        let (_, stream) = self.stream(session).await?;
+        let (_, stream) = self.current.stream(|| self.connect(session)).await?;
         let request = Request { udp: false, target: Some(session.target.clone()) }.bytes();
         let stream = Box::new(Replied::new(Box::new(stream), decode_answer, MAX_MESSAGE));
         Headed::open(request, stream, early).await.map_err(|source| failed("send the request", source))
     }
 
     async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
-        let (hub, mut stream) = self.stream(session).await?;
+        let (hub, mut stream) = self.current.stream(|| self.connect(session)).await?;
         let request = Request { udp: true, target: Some(session.target.clone()) }.bytes();
         let limit = timeouts::OUTBOUND_HANDSHAKE;
         let asked = async {

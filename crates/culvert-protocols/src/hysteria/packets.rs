@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use super::codec::{HEAD, Head};
 use crate::fragments::{Fragments, Place};
+use crate::quic::Carrying;
 
 /// Associations of a connection at most.
 const ASSOCIATIONS: usize = 1024;
@@ -39,6 +40,12 @@ struct Table {
     /// The number that a server gave last.
     last: u32,
     ended: bool,
+}
+
+impl Carrying for Hub {
+    fn connection(&self) -> &Connection {
+        &self.connection
+    }
 }
 
 impl Hub {

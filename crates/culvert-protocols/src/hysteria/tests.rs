@@ -62,7 +62,7 @@ fn client(port: u16, change: impl FnOnce(&mut HysteriaOutbound)) -> Arc<dyn Outb
 /// A connection without the client's part of the protocol, and its first stream.
 async fn raw(port: u16) -> (Connection, QuicStream) {
     let server = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let tls = crate::quic_tls::client(Some(&tls()), &Host::from(server), &store(), ALPN, false).unwrap();
+    let tls = crate::quic::client(Some(&tls()), &Host::from(server), &store(), ALPN, false).unwrap();
     let link = Link::socket(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap()).unwrap();
     let connection = culvert_quic::connect(link, &tls, &Transport::default(), (server, port).into()).unwrap();
     connection.established().await.unwrap();

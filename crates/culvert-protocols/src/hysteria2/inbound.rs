@@ -1,37 +1,31 @@
 //! The server: connections, their requests, streams and datagrams.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use culvert_config::options::inbound::hysteria::Hysteria2Inbound;
 use culvert_core::conn::write_chain;
 use culvert_core::udp::Associations;
 use culvert_core::{
-    DialOutcome, Dispatch, Handshake, Inbound, Incoming, Io, Network, Packet, ServeError, Session, SessionId,
-    StartError, Tag,
+    DialOutcome, Dispatch, Handshake, Incoming, Io, Network, ServeError, Session, SessionId, Tag,
 };
-use culvert_os::socket::{Fragmentation, receive_buffer, udp_socket};
-use culvert_quic::{
-    BbrProfile, Congestion, Connection, Disguise, Link, QuicStream, Server, ServerSettings, ServerTls,
-    Transport,
-};
+use culvert_quic::{BbrProfile, Congestion, Connection, QuicStream, Transport};
 use culvert_wire::{BufChain, Reader};
-use tokio::net::UdpSocket;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use super::auth::{Limits, Request};
-use super::codec::{Head, MAX_MESSAGE, STREAM, decode_request, encode_reply, padding};
-use super::fragments::Fragments;
+use super::codec::{Head, MAX_MESSAGE, MAX_PAYLOAD, STREAM, decode_request, encode_reply, padding};
 use super::masquerade::{Masquerade, Visit};
-use super::packets::{Sender, ServerPackets};
+use super::packets::{Sender, ServerPackets, complete};
 use super::{disguise, profile, rate, transport};
-use crate::fields::listen::{Listen, listen};
+use crate::fields::listen::listen;
+use crate::fragments::Fragments;
 use crate::h3::{self, Background};
+use crate::quic::{self, Listener};
+use crate::running::Running;
 use crate::users::{KeyedUsers, Known};
 use crate::{BuildError, InboundCx};
 
@@ -43,31 +37,11 @@ const STRANGERS_IDLE: Duration = Duration::from_secs(60);
 const ASSOCIATIONS: usize = 1024;
 /// Datagrams taken at a time.
 const DATAGRAMS: usize = 64;
-/// Kernel buffers of the socket, asked for.
-pub(super) const SOCKET_BUFFER: usize = 4 << 20;
 /// Streams that a client may have open where no option says so.
 const STREAMS: u64 = 4096;
 
-/// The inbound.
-pub(super) struct Hysteria2Server {
-    tag: Tag,
-    listen: Listen,
-    core: Arc<Core>,
-    tls: ServerTls,
-    transport: Transport,
-    disguise: Option<Arc<dyn Disguise>>,
-    secret: [u8; 32],
-    running: Mutex<Option<Running>>,
-}
-
-struct Running {
-    local: SocketAddr,
-    server: Arc<Server>,
-    task: JoinHandle<()>,
-}
-
 /// What all connections share.
-struct Core {
+pub(super) struct Core {
     tag: Tag,
     users: KeyedUsers<32>,
     limits: Limits,
@@ -80,47 +54,42 @@ fn key(password: &[u8]) -> [u8; 32] {
     digest(&SHA256, password).as_ref().try_into().unwrap_or_default()
 }
 
-impl Hysteria2Server {
-    pub(super) fn new(cx: InboundCx, options: &Hysteria2Inbound) -> Result<Self, BuildError> {
-        let Some(tls) = options.tls.as_deref().filter(|tls| tls.enabled) else {
-            return Err(BuildError::Invalid { option: "tls", reason: "it is required".to_owned() });
-        };
-        let settings = culvert_tls::options::server(tls)?;
-        let secret = secret(&settings.identity)?;
-        let tls = crate::quic_tls::server(&settings, &["h3"], false)?;
-        let listen = listen(&options.listen, false)?;
-        let mut users = KeyedUsers::default();
-        for user in &options.users {
-            users.insert(key(user.password.as_bytes()), &user.name);
-        }
-        let limits = Limits {
-            send: rate("up_mbps", options.up_mbps)?,
-            receive: rate("down_mbps", options.down_mbps)?,
-            ignore_client: options.ignore_client_bandwidth,
-        };
-        let base = Transport { bidi_streams: STREAMS, ..Transport::default() };
-        Ok(Self {
-            tag: cx.tag.clone(),
-            core: Arc::new(Core {
-                tag: cx.tag,
-                users,
-                limits,
-                profile: profile(&options.bbr_profile),
-                masquerade: Masquerade::new(&options.masquerade)?,
-                udp_timeout: listen.udp_timeout,
-            }),
-            listen,
-            tls,
-            transport: transport(&options.quic, base)?,
-            disguise: disguise(&options.obfs)?,
-            secret,
-            running: Mutex::new(None),
-        })
+/// The inbound.
+pub(super) fn inbound(cx: InboundCx, options: &Hysteria2Inbound) -> Result<Listener<Core>, BuildError> {
+    let Some(tls) = options.tls.as_deref().filter(|tls| tls.enabled) else {
+        return Err(BuildError::Invalid { option: "tls", reason: "it is required".to_owned() });
+    };
+    let settings = culvert_tls::options::server(tls)?;
+    let secret = secret(&settings.identity)?;
+    let tls = quic::server(&settings, &["h3"], false)?;
+    let listen = listen(&options.listen, false)?;
+    let mut users = KeyedUsers::default();
+    for user in &options.users {
+        users.insert(key(user.password.as_bytes()), &user.name);
     }
-
-    fn running(&self) -> std::sync::MutexGuard<'_, Option<Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    let limits = Limits {
+        send: rate("up_mbps", options.up_mbps)?,
+        receive: rate("down_mbps", options.down_mbps)?,
+        ignore_client: options.ignore_client_bandwidth,
+    };
+    let base = Transport { bidi_streams: STREAMS, ..Transport::default() };
+    Ok(Listener {
+        tag: cx.tag.clone(),
+        service: Arc::new(Core {
+            tag: cx.tag,
+            users,
+            limits,
+            profile: profile(&options.bbr_profile),
+            masquerade: Masquerade::new(&options.masquerade)?,
+            udp_timeout: listen.udp_timeout,
+        }),
+        listen,
+        tls,
+        transport: transport(&options.quic, base)?,
+        disguise: disguise(&options.obfs)?,
+        secret,
+        running: Running::default(),
+    })
 }
 
 /// What a server that was started again knows its old connections by: something of its own that stays, which is its key.
@@ -140,70 +109,11 @@ fn secret(identity: &culvert_tls::settings::Identity) -> Result<[u8; 32], BuildE
     }
 }
 
-#[async_trait]
-impl Inbound for Hysteria2Server {
-    fn tag(&self) -> &Tag {
-        &self.tag
-    }
-
-    async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
-        let mut options = self.listen.udp.clone();
-        options.fragmentation = Fragmentation::Probe;
-        options.buffer = SOCKET_BUFFER;
-        let failed = |source| StartError::Io { tag: self.tag.clone(), phase: "listen", source };
-        let socket = udp_socket(&options, self.listen.address)
-            .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
-        let socket = UdpSocket::from_std(socket).map_err(failed)?;
-        let local = socket.local_addr().map_err(failed)?;
-        if let Ok(granted) = receive_buffer(socket.as_fd())
-            && granted < SOCKET_BUFFER / 2
-        {
-            tracing::warn!(
-                "inbound/{}: the system keeps {granted} bytes of what comes, which loses packets at high rates; \
-                 raise net.core.rmem_max to {SOCKET_BUFFER}",
-                self.tag
-            );
-        }
-        let mut link = Link::socket(socket).map_err(failed)?;
-        if let Some(disguise) = &self.disguise {
-            link = link.disguised(Arc::clone(disguise));
-        }
-        let settings = ServerSettings {
-            tls: self.tls.clone(),
-            transport: self.transport.clone(),
-            secret: self.secret,
-            connections: dispatch.limit(),
-        };
-        let server = Arc::new(Server::new(link, &settings));
-        tracing::info!("inbound/{}: udp server started at {local}", self.tag);
-        let task = tokio::spawn(accept(Arc::clone(&server), Arc::clone(&self.core), dispatch.clone()));
-        *self.running() = Some(Running { local, server, task });
-        Ok(())
-    }
-
-    fn local_addrs(&self) -> Vec<SocketAddr> {
-        self.running().iter().map(|running| running.local).collect()
-    }
-
-    async fn close(&self) {
-        let running = self.running().take();
-        if let Some(Running { server, task, .. }) = running {
-            task.abort();
-            server.close().await;
-        }
-    }
-}
-
-async fn accept(server: Arc<Server>, core: Arc<Core>, dispatch: Dispatch) {
-    while let Some(connection) = server.accept().await {
-        if dispatch.is_full() && !dispatch.make_room() {
-            continue; // dropped, which closes it
-        }
-        let source = connection.remote();
-        let (core, inner) = (Arc::clone(&core), dispatch.clone());
-        let tag = core.tag.clone();
-        dispatch.serve_many(&tag, source, |handshake| async move {
-            serve(core, connection, handshake, inner).await
+impl quic::Service for Core {
+    fn take(self: Arc<Self>, connection: Connection, source: SocketAddr, dispatch: &Dispatch) {
+        let (core, inner) = (Arc::clone(&self), dispatch.clone());
+        dispatch.serve_many(&self.tag, source, |handshake| async move {
+            serve(core, connection, source, handshake, inner).await
         });
     }
 }
@@ -232,13 +142,12 @@ struct Client {
 async fn serve(
     core: Arc<Core>,
     connection: Connection,
+    source: SocketAddr,
     handshake: Handshake,
     dispatch: Dispatch,
 ) -> Result<(), ServeError> {
     connection.established().await.map_err(not_served)?;
     let _background = Background::start(&connection).await?;
-    let source = connection.remote();
-    let source = SocketAddr::new(source.ip().to_canonical(), source.port());
     let handshake = Mutex::new(Some(handshake));
     let client = Arc::new(Client { core, connection, source, dispatch, user: OnceLock::new(), handshake });
     let mut tasks = JoinSet::new();
@@ -364,7 +273,7 @@ impl Client {
     /// Gives datagrams to their associations. Those of strangers are dropped.
     async fn take_datagrams(&self) {
         let mut associations = Associations::new(ASSOCIATIONS);
-        let mut fragments = Fragments::default();
+        let mut fragments = Fragments::at_most(MAX_PAYLOAD);
         let mut datagrams: Vec<Bytes> = Vec::new();
         while self.connection.recv_datagrams(&mut datagrams, DATAGRAMS).await.is_ok() {
             let now = Instant::now();
@@ -375,11 +284,11 @@ impl Client {
                 let mut reader = Reader::new(&datagram);
                 let Ok(head) = Head::decode(&mut reader) else { continue };
                 let (session, data) = (head.session, datagram.slice(reader.position()..));
-                let Some((data, target)) = fragments.take(head, data, now) else { continue };
+                let Some(packet) = complete(&mut fragments, head, &data, now) else { continue };
+                let target = packet.peer.clone();
                 if associations.len() == ASSOCIATIONS && !associations.contains(&session) {
                     associations.forget_ended();
                 }
-                let packet = Packet::new(data, target.clone());
                 if let Some(queue) = associations.deliver(&session, packet) {
                     let sender = Sender::new(self.connection.clone(), session);
                     let io = Io::Packets(Box::new(ServerPackets { queue, sender }));

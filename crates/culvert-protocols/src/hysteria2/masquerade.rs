@@ -16,7 +16,6 @@ use culvert_wire::{BufChain, Target};
 use http_body_util::{BodyExt, Full};
 use tokio::io::AsyncWriteExt;
 
-use super::hyper_io::Adapter;
 use crate::BuildError;
 use crate::carrier::date;
 use crate::h3::qpack::{self, Field};
@@ -593,7 +592,7 @@ impl Proxy {
             Some(tls) => Box::new(tls.connect(upstream).await.map_err(io::Error::other)?.0),
             None => upstream,
         };
-        let handshake = hyper::client::conn::http1::handshake(Adapter::new(upstream));
+        let handshake = hyper::client::conn::http1::handshake(culvert_http::Io::new(upstream));
         let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
         let task = Ending(tokio::spawn(async move {
             let _ = connection.await;

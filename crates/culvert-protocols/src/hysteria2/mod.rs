@@ -21,8 +21,6 @@
 
 mod auth;
 mod codec;
-mod fragments;
-mod hyper_io;
 mod inbound;
 mod masquerade;
 mod outbound;
@@ -44,7 +42,7 @@ use culvert_core::{Inbound, Outbound};
 use culvert_quic::{BbrProfile, Disguise};
 
 use self::salamander::Salamander;
-use crate::fields::quic::transport;
+use crate::quic::transport;
 use crate::table::{BuildInbound, BuildOutbound, inbound, outbound};
 use crate::{BuildError, InboundCx, OutboundCx, Protocol};
 
@@ -53,12 +51,7 @@ pub const PROTOCOL: Protocol = Protocol {
     name: "hysteria2",
     inbound: inbound::<Hysteria2Inbound>(),
     outbound: outbound::<Hysteria2Outbound>(),
-    fuzz: &[
-        codec::fuzz_stream,
-        codec::fuzz_datagram,
-        fragments::fuzz_fragments,
-        crate::h3::qpack::fuzz_section,
-    ],
+    fuzz: &[codec::fuzz_stream, codec::fuzz_datagram, crate::h3::qpack::fuzz_section],
 };
 
 /// Bytes per second in a megabit per second.
@@ -73,7 +66,7 @@ impl BuildInbound for Hysteria2Inbound {
         if self.realm.is_some() {
             return Err(cx.not_built("realm"));
         }
-        Ok(Arc::new(inbound::Hysteria2Server::new(cx, self)?))
+        Ok(Arc::new(inbound::inbound(cx, self)?))
     }
 }
 

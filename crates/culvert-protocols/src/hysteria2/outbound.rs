@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,23 +10,22 @@ use async_trait::async_trait;
 use culvert_config::options::outbound::hysteria::Hysteria2Outbound;
 use culvert_core::conn::write_chain;
 use culvert_core::{BoxPackets, BoxStream, DialError, Dialer, Network, Outbound, Packet, Session, Tag};
-use culvert_os::socket::Fragmentation;
-use culvert_quic::{BbrProfile, ClientTls, Congestion, Connection, Disguise, Hop, Link, Transport, connect};
+use culvert_quic::{BbrProfile, ClientTls, Congestion, Connection, Disguise, Hop, Transport, connect};
 use culvert_wire::{BufChain, Reader, Target};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use tokio::task::JoinSet;
 
 use super::auth::{Accepted, Request};
-use super::codec::{Head, MAX_MESSAGE, decode_reply, encode_request, padding};
-use super::fragments::Fragments;
-use super::inbound::SOCKET_BUFFER;
-use super::packets::{ClientPackets, Sender};
+use super::codec::{Head, MAX_MESSAGE, MAX_PAYLOAD, decode_reply, encode_request, padding};
+use super::packets::{ClientPackets, Sender, complete};
 use super::{disguise, profile, rate, transport};
 use crate::fields::server::server;
+use crate::fragments::Fragments;
 use crate::h3::{self, Background};
 use crate::handshake::{dial_error, write_error};
 use crate::headed::Headed;
+use crate::quic::{self, client_dialer, client_link, is_alive};
 use crate::replied::Replied;
 use crate::{BuildError, OutboundCx};
 
@@ -35,8 +33,6 @@ use crate::{BuildError, OutboundCx};
 const CONNECT: Duration = Duration::from_secs(15);
 /// How long one attempt is alone. A server that comes back is found by the next one: the waits within an attempt grow.
 const ATTEMPT: Duration = Duration::from_millis(900);
-/// A server that has not answered for so long, and for many round trips, is not waited for by new streams.
-const SILENCE: Duration = Duration::from_secs(1);
 /// Time between hops where no option says so.
 const HOP: Duration = Duration::from_secs(30);
 /// Packets that wait for one association.
@@ -119,15 +115,12 @@ impl Client {
             server.server_port = hops.ranges.first().map_or(0, |(first, _)| *first);
         }
         let server = self::server(&server)?;
-        let tls = crate::quic_tls::client(options.tls.as_deref(), &server.host, &cx.store, &["h3"], false)?;
-        let mut dialer = cx.dialer;
-        dialer.udp.fragmentation = Fragmentation::Probe;
-        dialer.udp.buffer = SOCKET_BUFFER;
+        let tls = quic::client(options.tls.as_deref(), &server.host, &cx.store, &["h3"], false)?;
         let base = Transport { bidi_streams: 0, ..Transport::default() };
         Ok(Self {
             tag: cx.tag,
             core: Arc::new(Core {
-                dialer,
+                dialer: client_dialer(cx.dialer),
                 server,
                 hops,
                 tls,
@@ -148,7 +141,7 @@ impl Client {
     async fn login(&self, session: &Session) -> Result<Arc<Login>, DialError> {
         let mut current = self.current.lock().await;
         if let Some(login) = &*current
-            && login.is_usable()
+            && is_alive(&login.connection)
         {
             return Ok(Arc::clone(login));
         }
@@ -176,20 +169,14 @@ impl Client {
     }
 }
 
-impl Login {
-    fn is_usable(&self) -> bool {
-        if self.connection.error().is_some() {
-            return false;
-        }
-        let patience = SILENCE.max(6 * self.connection.rtt());
-        self.connection.silence().is_none_or(|silence| silence < patience)
-    }
-}
-
 impl Core {
     async fn attempt(&self, session: &Session) -> Result<Login, DialError> {
         const PHASE: &str = "hysteria2 login";
-        let (link, address) = self.link(session).await?;
+        let hop = self.hops.clone().map(|hops| hops.hop(self.dialer.clone()));
+        let (mut link, address) = client_link(&self.dialer, session, &self.server, 0, hop).await?;
+        if let Some(disguise) = &self.disguise {
+            link = link.disguised(Arc::clone(disguise));
+        }
         let failed = |source| DialError::Connect { target: self.server.clone(), source };
         let connection = connect(link, &self.tls, &self.transport, address).map_err(failed)?;
         connection.established().await.map_err(|error| failed(error.into()))?;
@@ -209,34 +196,6 @@ impl Core {
         let mut tasks = JoinSet::new();
         tasks.spawn(take_datagrams(connection.clone(), Arc::clone(&associations)));
         Ok(Login { connection, udp: accepted.udp, associations, _background: background, _tasks: tasks })
-    }
-
-    /// What carries the datagrams, and the server's address.
-    async fn link(&self, session: &Session) -> Result<(Link, SocketAddr), DialError> {
-        let (link, address) = if self.dialer.detour.is_some() {
-            let packets = self.dialer.packets(session, &self.server).await?;
-            // A name is the detour's to resolve; the connection calls the server by an address that nobody has.
-            let unknown = SocketAddr::from(([192, 0, 0, 8], self.server.port.max(1)));
-            let address = self.server.socket_addr().unwrap_or(unknown);
-            (Link::packets(packets, address, self.server.clone()), address)
-        } else {
-            let found = self.dialer.resolve(&self.server).await?;
-            let Some(ip) = found.first() else {
-                let source = io::ErrorKind::AddrNotAvailable.into();
-                return Err(DialError::Connect { target: self.server.clone(), source });
-            };
-            let address = SocketAddr::new(*ip, self.server.port);
-            let link = match &self.hops {
-                Some(hops) => Link::hopping(hops.clone().hop(self.dialer.clone()), address),
-                None => Link::socket(self.dialer.udp_socket()?),
-            };
-            (link.map_err(|source| DialError::Handshake { phase: "open UDP socket", source })?, address)
-        };
-        let link = match &self.disguise {
-            Some(disguise) => link.disguised(Arc::clone(disguise)),
-            None => link,
-        };
-        Ok((link, address))
     }
 }
 
@@ -299,7 +258,7 @@ fn random() -> u64 {
 
 /// Gives datagrams to the associations that wait for them.
 async fn take_datagrams(connection: Connection, associations: Arc<Associations>) {
-    let mut fragments = Fragments::default();
+    let mut fragments = Fragments::at_most(MAX_PAYLOAD);
     let mut datagrams = Vec::new();
     while connection.recv_datagrams(&mut datagrams, DATAGRAMS).await.is_ok() {
         let now = Instant::now();
@@ -309,9 +268,9 @@ async fn take_datagrams(connection: Connection, associations: Arc<Associations>)
             let Ok(head) = Head::decode(&mut reader) else { continue };
             let Some(queue) = queues.get(&head.session) else { continue };
             let data = datagram.slice(reader.position()..);
-            if let Some((data, peer)) = fragments.take(head, data, now) {
+            if let Some(packet) = complete(&mut fragments, head, &data, now) {
                 // Where nobody takes them out in time, they are lost as in any network.
-                let _ = queue.try_send(Packet::new(data, peer));
+                let _ = queue.try_send(packet);
             }
         }
     }

@@ -262,8 +262,7 @@ impl Visitor {
             ..Default::default()
         };
         let host = culvert_wire::Host::parse("site.test").unwrap();
-        let tls: ClientTls =
-            crate::quic_tls::client(Some(&options), &host, &store(), &["h3"], false).unwrap();
+        let tls: ClientTls = crate::quic::client(Some(&options), &host, &store(), &["h3"], false).unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let connection = connect(Link::socket(socket).unwrap(), &tls, &Transport::default(), server).unwrap();
         connection.established().await.unwrap();

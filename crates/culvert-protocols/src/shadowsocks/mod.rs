@@ -55,7 +55,7 @@ mod users;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use culvert_config::options::dial::DialOptions;
 use culvert_config::options::inbound::shadowsocks::ShadowsocksInbound;
@@ -227,7 +227,7 @@ impl BuildInbound for ShadowsocksInbound {
             options: listen.udp,
             udp_timeout: listen.udp_timeout,
             service,
-            running: Mutex::new(None),
+            running: crate::running::Running::default(),
         });
         Ok(Arc::new(Listener { tag: cx.tag, streams, packets, managed }))
     }

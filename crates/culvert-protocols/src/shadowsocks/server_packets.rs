@@ -20,7 +20,6 @@ use culvert_core::{Dispatch, Incoming, Io, Network, Session, SessionId, StartErr
 use culvert_os::socket::{UdpOptions, udp_socket};
 use culvert_wire::{BufChain, DecodeError, Room, Target};
 use tokio::net::UdpSocket;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -36,6 +35,7 @@ use super::relay::Destinations;
 use super::replay::{CLOCKS, Window};
 use super::server::Access;
 use super::users::{User, Users};
+use crate::running::Running;
 
 /// Most clients that can have an association at once.
 const ASSOCIATIONS: usize = 16 << 10;
@@ -53,7 +53,7 @@ pub(super) struct PacketListener {
     pub(super) options: UdpOptions,
     pub(super) udp_timeout: Option<Duration>,
     pub(super) service: Service,
-    pub(super) running: Mutex<Option<(SocketAddr, JoinHandle<()>)>>,
+    pub(super) running: Running,
 }
 
 /// What is done with them.
@@ -98,21 +98,16 @@ impl PacketListener {
                 tokio::spawn(serving.run(RelayServer { blocks, destinations, clients: HashMap::new() }))
             }
         };
-        *lock(&self.running) = Some((local, task));
+        self.running.set(local, task, ());
         Ok(())
     }
 
     pub(super) fn local_addr(&self) -> Option<SocketAddr> {
-        lock(&self.running).as_ref().map(|(local, _)| *local)
+        self.running.local_addr()
     }
 
     pub(super) async fn close(&self) {
-        let running = lock(&self.running).take();
-        if let Some((_, task)) = running {
-            task.abort();
-            // The port is free once the task, and the socket in it, is gone.
-            let _ = task.await;
-        }
+        self.running.stop().await;
     }
 }
 

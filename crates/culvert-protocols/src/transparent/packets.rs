@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,10 +22,10 @@ use culvert_os::udp::{GRO_BUFFER, RecvSlot, enable_original_destination, recv_ba
 use culvert_wire::{Buf, BufChain, Room};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
-use tokio::task::JoinHandle;
 use tracing::{info, trace, warn};
 
 use crate::fields::listen::Listen;
+use crate::running::Running;
 
 /// Most associations at once where the options say nothing.
 const ASSOCIATIONS: usize = 16 << 10;
@@ -87,7 +87,7 @@ pub(super) struct PacketListener {
     udp_timeout: Option<Duration>,
     mapping: NatBehavior,
     limit: usize,
-    running: Mutex<Option<(SocketAddr, JoinHandle<()>)>>,
+    running: Running,
 }
 
 impl PacketListener {
@@ -99,7 +99,7 @@ impl PacketListener {
             udp_timeout: listen.udp_timeout,
             mapping: nat.udp_mapping,
             limit: if nat.udp_nat_max == 0 { ASSOCIATIONS } else { nat.udp_nat_max as usize },
-            running: Mutex::new(None),
+            running: Running::default(),
         }
     }
 
@@ -127,25 +127,17 @@ impl PacketListener {
             dispatch: dispatch.clone(),
         };
         let task = tokio::spawn(serving.run());
-        *lock(&self.running) = Some((local, task));
+        self.running.set(local, task, ());
         Ok(())
     }
 
     fn local_addr(&self) -> Option<SocketAddr> {
-        lock(&self.running).as_ref().map(|(local, _)| *local)
+        self.running.local_addr()
     }
 
     async fn close(&self) {
-        let running = lock(&self.running).take();
-        if let Some((_, task)) = running {
-            task.abort();
-            let _ = task.await;
-        }
+        self.running.stop().await;
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What tells associations apart: the client, and of the target what the mapping depends on.

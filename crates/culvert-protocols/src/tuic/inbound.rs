@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,24 +12,25 @@ use culvert_config::options::inbound::tuic::TuicInbound;
 use culvert_config::value::Secret;
 use culvert_core::handshake::read_message;
 use culvert_core::{
-    BoxStream, Dispatch, Handshake, Inbound, Incoming, Io, Network, ServeError, Session, SessionId,
-    StartError, StreamServer, Tag, timeouts,
+    BoxStream, Dispatch, Handshake, Incoming, Io, Network, ServeError, Session, SessionId, StreamServer, Tag,
+    timeouts,
 };
-use culvert_quic::{Bytes, Connection, Server, ServerSettings, ServerTls, Transport};
+use culvert_quic::{Bytes, Connection, Transport};
 use culvert_wire::{BufChain, Reader, Target};
 use subtle::ConstantTimeEq;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::codec::{Command, ID_LEN, MAX_COMMAND, PacketHead, TOKEN_LEN};
 use super::commands::{self, Message};
 use super::packets::{Hub, Mode};
 use super::{HEARTBEAT, UNI_STREAMS, congestion};
 use crate::BuildError;
-use crate::fields::listen::{Listen, listen};
-use crate::fields::quic::{server_link, transport};
+use crate::fields::listen::listen;
 use crate::onward::Onward;
+use crate::quic::{self, Listener};
+use crate::running::Running;
 
 /// How long a client may take to say who it is, where nothing is set.
 const AUTH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -42,25 +43,8 @@ const HELD: usize = 64;
 /// Datagrams taken at once.
 const BATCH: usize = 64;
 
-/// The inbound.
-pub(super) struct Listener {
-    tag: Tag,
-    listen: Listen,
-    tls: ServerTls,
-    transport: Transport,
-    secret: [u8; 32],
-    service: Arc<Service>,
-    running: Mutex<Option<Running>>,
-}
-
-struct Running {
-    server: Arc<Server>,
-    local: SocketAddr,
-    task: JoinHandle<()>,
-}
-
 /// What all connections share.
-struct Service {
+pub(super) struct Service {
     tag: Tag,
     users: HashMap<[u8; ID_LEN], User>,
     auth_timeout: Duration,
@@ -76,110 +60,65 @@ struct User {
     password: Secret<String>,
 }
 
-impl Listener {
-    pub(super) fn new(tag: Tag, options: &TuicInbound) -> Result<Self, BuildError> {
-        let listen = listen(&options.listen, false)?;
-        let mut users = HashMap::new();
-        let mut secret = digest::Context::new(&digest::SHA256);
-        secret.update(b"culvert tuic");
-        for user in &options.users {
-            let id = user.uuid.bytes;
-            let name = (!user.name.is_empty()).then(|| user.name.as_str().into());
-            secret.update(&id);
-            secret.update(&user.password.len().to_be_bytes());
-            secret.update(user.password.as_bytes());
-            users.insert(id, User { name, password: user.password.clone() });
-        }
-        let mut digest = [0; 32];
-        digest.copy_from_slice(secret.finish().as_ref());
-        let mut transport = transport(
-            &options.quic,
-            Transport {
-                uni_streams: UNI_STREAMS,
-                keep_alive: None,
-                congestion: congestion(&options.congestion_control),
-                ..Transport::default()
-            },
-        )?;
-        let window = transport.connection_window;
-        transport.connection_window = window.min(STRANGERS_WINDOW);
-        Ok(Self {
-            tls: crate::quic_tls::inbound(options.tls.as_deref(), &[], options.zero_rtt_handshake)?,
-            transport,
-            secret: digest,
-            service: Arc::new(Service {
-                tag: tag.clone(),
-                users,
-                auth_timeout: options.auth_timeout.or(AUTH_TIMEOUT),
-                heartbeat: options.heartbeat.or(HEARTBEAT),
-                udp_timeout: listen.udp_timeout,
-                window,
-                strangers: AtomicUsize::new(0),
-            }),
-            tag,
-            listen,
-            running: Mutex::new(None),
-        })
+/// The inbound.
+pub(super) fn inbound(tag: Tag, options: &TuicInbound) -> Result<Listener<Service>, BuildError> {
+    let listen = listen(&options.listen, false)?;
+    let mut users = HashMap::new();
+    let mut secret = digest::Context::new(&digest::SHA256);
+    secret.update(b"culvert tuic");
+    for user in &options.users {
+        let id = user.uuid.bytes;
+        let name = (!user.name.is_empty()).then(|| user.name.as_str().into());
+        secret.update(&id);
+        secret.update(&user.password.len().to_be_bytes());
+        secret.update(user.password.as_bytes());
+        users.insert(id, User { name, password: user.password.clone() });
     }
-
-    fn running(&self) -> MutexGuard<'_, Option<Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(secret.finish().as_ref());
+    let mut transport = quic::transport(
+        &options.quic,
+        Transport {
+            uni_streams: UNI_STREAMS,
+            keep_alive: None,
+            congestion: congestion(&options.congestion_control),
+            ..Transport::default()
+        },
+    )?;
+    let window = transport.connection_window;
+    transport.connection_window = window.min(STRANGERS_WINDOW);
+    Ok(Listener {
+        tls: quic::inbound(options.tls.as_deref(), &[], options.zero_rtt_handshake)?,
+        transport,
+        disguise: None,
+        secret: digest,
+        service: Arc::new(Service {
+            tag: tag.clone(),
+            users,
+            auth_timeout: options.auth_timeout.or(AUTH_TIMEOUT),
+            heartbeat: options.heartbeat.or(HEARTBEAT),
+            udp_timeout: listen.udp_timeout,
+            window,
+            strangers: AtomicUsize::new(0),
+        }),
+        tag,
+        listen,
+        running: Running::default(),
+    })
 }
 
-#[async_trait]
-impl Inbound for Listener {
-    fn tag(&self) -> &Tag {
-        &self.tag
-    }
-
-    async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
-        let (link, local) = server_link(&self.tag, &self.listen)?;
-        let settings = ServerSettings {
-            tls: self.tls.clone(),
-            transport: self.transport.clone(),
-            secret: self.secret,
-            connections: dispatch.limit(),
-        };
-        let server = Arc::new(Server::new(link, &settings));
-        info!("inbound/{}: udp server started at {local}", self.tag);
-        let task = tokio::spawn(accept(Arc::clone(&server), Arc::clone(&self.service), dispatch.clone()));
-        *self.running() = Some(Running { server, local, task });
-        Ok(())
-    }
-
-    fn local_addrs(&self) -> Vec<SocketAddr> {
-        self.running().iter().map(|running| running.local).collect()
-    }
-
-    async fn close(&self) {
-        let running = self.running().take();
-        if let Some(Running { server, task, .. }) = running {
-            task.abort();
-            server.close().await;
-        }
-    }
-}
-
-async fn accept(server: Arc<Server>, service: Arc<Service>, dispatch: Dispatch) {
-    while let Some(connection) = server.accept().await {
-        if dispatch.is_full() && !dispatch.make_room() {
-            continue; // dropped, which closes it
-        }
+impl quic::Service for Service {
+    fn take(self: Arc<Self>, connection: Connection, source: SocketAddr, dispatch: &Dispatch) {
         let client = Client {
-            source: canonical(connection.remote()),
+            source,
             hub: Hub::new(connection),
-            service: Arc::clone(&service),
+            service: self,
             dispatch: dispatch.clone(),
             user: None,
             held: Vec::new(),
         };
         tokio::spawn(client.run());
     }
-}
-
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// One client's connection.

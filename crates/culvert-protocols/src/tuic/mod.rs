@@ -43,7 +43,6 @@ use culvert_config::value::Word;
 use culvert_core::{Inbound, Outbound};
 use culvert_quic::{BbrProfile, Congestion};
 
-use self::inbound::Listener;
 use self::outbound::Client;
 use crate::table::{BuildInbound, BuildOutbound, inbound, outbound};
 use crate::{BuildError, InboundCx, OutboundCx, Protocol};
@@ -67,7 +66,7 @@ impl BuildInbound for TuicInbound {
     }
 
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
-        Ok(Arc::new(Listener::new(cx.tag, self)?))
+        Ok(Arc::new(inbound::inbound(cx.tag, self)?))
     }
 }
 

@@ -7,10 +7,9 @@ use async_trait::async_trait;
 use culvert_config::options::outbound::tuic::{TuicOutbound, UdpRelayMode};
 use culvert_config::value::Secret;
 use culvert_core::{BoxPackets, BoxStream, DialError, Dialer, Network, Outbound, Session, Tag, timeouts};
-use culvert_quic::{Bytes, ClientTls, ConnectionError, QuicStream, Transport};
+use culvert_quic::{Bytes, ClientTls, ConnectionError, Transport};
 use culvert_wire::{BufChain, Reader, Target};
 use tokio::io::AsyncWriteExt;
-use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tracing::debug;
@@ -19,9 +18,9 @@ use super::codec::{Command, ID_LEN, TOKEN_LEN};
 use super::commands::{self, Message};
 use super::packets::{Hub, Mode};
 use super::{HEARTBEAT, UNI_STREAMS, congestion};
-use crate::fields::quic::{client_dialer, client_link, is_alive, transport};
 use crate::fields::server::server;
 use crate::headed::Headed;
+use crate::quic::{self, Current, client_dialer, client_link, transport};
 use crate::uot::{UotConn, Version};
 use crate::{BuildError, OutboundCx};
 
@@ -44,7 +43,7 @@ pub(super) struct Client {
     early_data: bool,
     tcp: bool,
     udp: bool,
-    current: Mutex<Option<Arc<Hub>>>,
+    current: Current<Hub>,
 }
 
 /// Who the client is.
@@ -58,7 +57,7 @@ impl Client {
     pub(super) fn new(cx: OutboundCx, options: &TuicOutbound) -> Result<Self, BuildError> {
         let server = server(&options.server)?;
         let early_data = options.zero_rtt_handshake;
-        let tls = crate::quic_tls::client(options.tls.as_deref(), &server.host, &cx.store, &[], early_data)?;
+        let tls = quic::client(options.tls.as_deref(), &server.host, &cx.store, &[], early_data)?;
         let transport = transport(
             &options.quic,
             Transport {
@@ -89,29 +88,14 @@ impl Client {
             early_data,
             tcp: options.network.tcp(),
             udp: options.network.udp(),
-            current: Mutex::new(None),
+            current: Current::default(),
         })
-    }
-
-    /// The connection there is, or a new one.
-    async fn hub(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
-        let limit = timeouts::OUTBOUND_HANDSHAKE;
-        let found = tokio::time::timeout(limit, async {
-            let mut current = self.current.lock().await;
-            if let Some(hub) = current.as_ref().filter(|hub| is_alive(&hub.connection)) {
-                return Ok(Arc::clone(hub));
-            }
-            let hub = self.connect(session).await?;
-            *current = Some(Arc::clone(&hub));
-            Ok(hub)
-        });
-        found.await.unwrap_or(Err(DialError::Timeout { phase: "connect to the server", limit }))
     }
 
     /// Attempts until one succeeds; the caller limits the time.
     async fn connect(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
         for attempt in 0.. {
-            let (link, address) = client_link(&self.dialer, session, &self.server, attempt).await?;
+            let (link, address) = client_link(&self.dialer, session, &self.server, attempt, None).await?;
             let connection = culvert_quic::connect(link, &self.tls, &self.transport, address)
                 .map_err(|source| DialError::Handshake { phase: "begin a QUIC connection", source })?;
             if !(self.early_data && connection.has_early_data()) {
@@ -140,29 +124,11 @@ impl Client {
         target: &Target,
         early: &mut BufChain,
     ) -> Result<BoxStream, DialError> {
-        let stream = self.stream(session).await?;
+        let (_, stream) = self.current.stream(|| self.connect(session)).await?;
         let head = Command::Connect(target.clone()).bytes();
         Headed::open(head, Box::new(stream), early)
             .await
             .map_err(|source| DialError::Handshake { phase: "send the request", source })
-    }
-
-    async fn stream(&self, session: &Session) -> Result<QuicStream, DialError> {
-        // The connection may end between the look at it and its use.
-        if let Ok(stream) = self.hub(session).await?.connection.open_bi().await {
-            return Ok(stream);
-        }
-        let hub = self.hub(session).await?;
-        hub.connection.open_bi().await.map_err(|error| broken("open a stream", error))
-    }
-}
-
-/// What was begun over the connection ends with the outbound.
-impl Drop for Client {
-    fn drop(&mut self) {
-        if let Some(hub) = self.current.get_mut().take() {
-            hub.connection.close(0, b"");
-        }
     }
 }
 
@@ -256,7 +222,7 @@ impl Outbound for Client {
             let stream = self.open(session, &sign, &mut BufChain::new()).await?;
             return Ok(Box::new(UotConn::client(Version::V2, stream, &session.target)));
         };
-        let association = self.hub(session).await?.open(mode);
+        let association = self.current.get(self.connect(session)).await?.open(mode);
         let full = || DialError::Refused {
             reason: "no association left in the connection".to_owned(),
             kind: std::io::ErrorKind::ConnectionReset,

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 
 use super::codec::{Command, PACKET_HEAD, PacketHead};
 use crate::fragments::{Fragments, Place};
+use crate::quic::Carrying;
 
 /// Associations of a connection at most.
 const ASSOCIATIONS: usize = 4096;
@@ -58,6 +59,12 @@ struct Table {
 struct Entry {
     generation: u64,
     feed: mpsc::Sender<Packet>,
+}
+
+impl Carrying for Hub {
+    fn connection(&self) -> &Connection {
+        &self.connection
+    }
 }
 
 impl Hub {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use culvert_core::{
@@ -199,7 +199,7 @@ fn listen(world: &World, service: Service) -> (PacketListener, SocketAddr) {
         options: UdpOptions::default(),
         udp_timeout: None,
         service,
-        running: Mutex::new(None),
+        running: crate::running::Running::default(),
     };
     listener.start(&world.dispatch, None).unwrap();
     let address = listener.local_addr().unwrap();

@@ -7,12 +7,12 @@ use std::time::Duration;
 use culvert_config::options::http_fields::QuicOptions;
 use culvert_core::{DialError, Dialer, Session, StartError, Tag};
 use culvert_os::socket::{Fragmentation, receive_buffer, udp_socket};
-use culvert_quic::{Connection, Link, Transport};
+use culvert_quic::{Connection, Hop, Link, Transport};
 use culvert_wire::Target;
 use tokio::net::UdpSocket;
 
-use super::listen::Listen;
 use crate::BuildError;
+use crate::fields::listen::Listen;
 
 /// Streams that options may allow a peer at most.
 const MOST_STREAMS: u64 = 1 << 16;
@@ -61,12 +61,13 @@ pub(crate) fn client_dialer(mut dialer: Dialer) -> Dialer {
 }
 
 /// What carries a client's packets to its server, and the address that the connection calls that by. Of several addresses
-/// each attempt takes another one.
+/// each attempt takes another one. `hop` is for ports to change; a detour keeps to one.
 pub(crate) async fn client_link(
     dialer: &Dialer,
     session: &Session,
     server: &Target,
     attempt: usize,
+    hop: Option<Hop>,
 ) -> Result<(Link, SocketAddr), DialError> {
     if dialer.detour.is_some() {
         let packets = dialer.packets(session, server).await?;
@@ -80,9 +81,13 @@ pub(crate) async fn client_link(
         let source = std::io::ErrorKind::AddrNotAvailable.into();
         return Err(DialError::Connect { target: server.clone(), source });
     };
-    let link = Link::socket(dialer.udp_socket()?)
-        .map_err(|source| DialError::Handshake { phase: "open UDP socket", source })?;
-    Ok((link, SocketAddr::new(*ip, server.port)))
+    let address = SocketAddr::new(*ip, server.port);
+    let link = match hop {
+        Some(hop) => Link::hopping(hop, address),
+        None => Link::socket(dialer.udp_socket()?),
+    };
+    let link = link.map_err(|source| DialError::Handshake { phase: "open UDP socket", source })?;
+    Ok((link, address))
 }
 
 /// Whether a connection may be used for more: it has not ended, and its server answers.
