@@ -45,7 +45,14 @@ pub(crate) const PROTOCOL: Protocol = Protocol {
     name: "transport",
     inbound: None,
     outbound: None,
-    fuzz: &[head::fuzz_head, ws::fuzz_frames, grpc::fuzz_messages, culvert_tls::fuzz_client],
+    fuzz: &[
+        head::fuzz_head,
+        ws::fuzz_frames,
+        grpc::fuzz_messages,
+        culvert_tls::fuzz_client,
+        culvert_tls::reality::server::hello::fuzz_client_hello,
+        culvert_tls::reality::server::mirror::fuzz_plan,
+    ],
 };
 
 /// The way of an outbound to its server.
