@@ -15,7 +15,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::conn::{Prefixed, finish, write_chain};
 use crate::flow::Way;
-use crate::handshake::{Handshake, Handshakes};
+use crate::handshake::{Handshake, Handshakes, Limits};
 use crate::inbound::{ServeError, StreamServer};
 use crate::serving::Serving;
 use crate::throttle::Throttle;
@@ -130,6 +130,8 @@ struct Shared {
     router: OnceLock<Arc<dyn Router>>,
     flows: Arc<Flows>,
     handshakes: Arc<Handshakes>,
+    /// Strangers that are with a site which is imitated.
+    strangers: Arc<Handshakes>,
     waiting: Arc<Waiting>,
     serving: Arc<Serving>,
     /// Clients that could not be served.
@@ -158,6 +160,7 @@ impl Dispatch {
             router: OnceLock::new(),
             flows,
             handshakes,
+            strangers: Handshakes::new(Limits::STRANGERS),
             waiting,
             serving: Arc::default(),
             unserved: Throttle::new(Duration::from_secs(1)),
@@ -242,8 +245,8 @@ impl Dispatch {
         flow.set_task(task.abort_handle());
     }
 
-    /// Relays a client with a stream that is there already, whatever the rules say; `why` stands in their place. Returns at
-    /// once.
+    /// Relays a client with a stream that is there already, whatever the rules say; `why` stands in their place. There are
+    /// [limits](Limits::STRANGERS) of how many of these there may be: the oldest makes room. Returns at once.
     pub fn join(&self, session: Session, why: &str, client: BoxStream, upstream: BoxStream, early: BufChain) {
         if self.shared.flows.is_closing() {
             return;
@@ -256,11 +259,15 @@ impl Dispatch {
         let flow = Arc::clone(ticket.flow());
         flow.set_way(Way { rule: why.into(), chain: Vec::new() });
         flow.set_idle_limit(timeouts::STREAM_IDLE);
+        let place = self.shared.strangers.enter(flow.session().source.ip());
+        let slot = place.slot();
         let task = tokio::spawn(async move {
             let end = relay::stream::Relay::new(client, upstream, early, ticket.flow()).await;
             ticket.flow().note_end(end);
+            drop(place);
         });
         flow.set_task(task.abort_handle());
+        slot.attach(task.abort_handle());
     }
 
     /// Runs `server` for one client, in a task of its own and with a place in the table of handshakes. Returns at once.

@@ -30,11 +30,25 @@ pub struct Limits {
     pub total: usize,
     /// Most at once from one network.
     pub per_network: usize,
+    /// What is logged where the oldest had to go.
+    pub crowded: &'static str,
+}
+
+impl Limits {
+    /// Those of strangers that are relayed to a site which an inbound imitates: nobody who looks at a site has as many
+    /// connections to it, and who wants to use it up, or us as a way to it, gets no more. Nothing in here sweeps them.
+    pub const STRANGERS: Self = Self {
+        time: timeouts::STREAM_IDLE,
+        total: 1024,
+        per_network: 128,
+        crowded: "too many strangers with the site that is imitated; the oldest was closed",
+    };
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { time: timeouts::HANDSHAKE, total: 4096, per_network: 1024 }
+        let crowded = "too many clients in the handshake; the one that took longest was closed";
+        Self { time: timeouts::HANDSHAKE, total: 4096, per_network: 1024, crowded }
     }
 }
 
@@ -144,7 +158,7 @@ impl Handshakes {
             self.woken.notify_one();
         }
         if let Some(entry) = evicted {
-            self.abort(&entry, "too many clients in the handshake; the one that took longest was closed");
+            self.abort(&entry, self.limits.crowded);
         }
         Handshake { slot: HandshakeSlot { number, task, handshakes: Arc::clone(self) } }
     }

@@ -14,7 +14,7 @@ use culvert_wire::{BufChain, DecodeError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn limits(total: usize, per_network: usize) -> Limits {
-    Limits { time: Duration::from_secs(15), total, per_network }
+    Limits { time: Duration::from_secs(15), total, per_network, crowded: "too many" }
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -121,6 +121,54 @@ impl StreamServer for Patient {
     }
 }
 
+fn session(source: SocketAddr) -> Session {
+    Session {
+        id: SessionId::next(),
+        network: Network::Tcp,
+        inbound: Tag::new("direct", "outer"),
+        user: None,
+        source,
+        target: source.into(),
+        sniffed: None,
+        alpn: None,
+    }
+}
+
+/// Strangers who are with a site that is imitated: a network that makes too many of them loses its oldest, and others
+/// none.
+#[tokio::test]
+async fn strangers_of_a_network_push_out_their_own_oldest() {
+    let flows = Flows::new();
+    let dispatch = Dispatch::new(Arc::clone(&flows), Handshakes::new(limits(10, 10)), 10_000);
+    let join = |host: [u8; 4]| {
+        let ((near, client), (upstream, site)) = (tokio::io::duplex(64), tokio::io::duplex(64));
+        let session = session(SocketAddr::from((host, 1)));
+        dispatch.join(session, "a stranger", Box::new(client), Box::new(upstream), BufChain::new());
+        (near, site)
+    };
+    let mut other = join([198, 51, 100, 1]);
+    let most = Limits::STRANGERS.per_network;
+    let mut crowd: Vec<_> = (0..most + 3).map(|host| join([192, 0, 2, host as u8])).collect();
+    for (near, site) in &mut crowd[..3] {
+        assert_eq!(near.read(&mut [0]).await.unwrap(), 0);
+        assert_eq!(site.read(&mut [0]).await.unwrap(), 0);
+    }
+    for (near, site) in crowd[3..].iter_mut().chain([&mut other]) {
+        near.write_all(b"x").await.unwrap();
+        assert_eq!(site.read_u8().await.unwrap(), b'x');
+    }
+    assert_eq!(flows.len(), most + 1);
+    // Who has gone leaves a place.
+    drop(crowd.split_off(10));
+    while flows.len() > 8 {
+        tokio::task::yield_now().await;
+    }
+    let (mut near, mut site) = join([192, 0, 2, 200]);
+    near.write_all(b"x").await.unwrap();
+    assert_eq!(site.read_u8().await.unwrap(), b'x');
+    assert_eq!(crowd[3].0.write(b"x").await.unwrap(), 1);
+}
+
 /// A client that was handed on by another inbound (`detour`) has no more time there than one that came by itself.
 #[tokio::test(start_paused = true)]
 async fn handshakes_of_injected_streams_end() {
@@ -133,16 +181,7 @@ async fn handshakes_of_injected_streams_end() {
     let (mut client, server) = tokio::io::duplex(64);
     let source = SocketAddr::from(([192, 0, 2, 1], 1));
     dispatch.submit(Incoming {
-        session: Session {
-            id: SessionId::next(),
-            network: Network::Tcp,
-            inbound: Tag::new("direct", "outer"),
-            user: None,
-            source,
-            target: source.into(),
-            sniffed: None,
-            alpn: None,
-        },
+        session: session(source),
         io: Io::Stream(Box::new(server)),
         early: BufChain::copied(b"the first byte"),
         reply: None,

@@ -13,9 +13,9 @@ use culvert_wire::{BufChain, DecodeError, Room};
 use tokio::io::AsyncWriteExt;
 
 use super::auth::Policy;
-use super::flight::{self, Flight};
+use super::flight::{self, Flight, Hellos};
 use super::hello::{ClientHello, MAX_BYTES, Offer};
-use super::mirror::{MAX_FLIGHT, Plan};
+use super::mirror::{self, MAX_FLIGHT, Plan};
 use super::tail::Tails;
 use crate::conn::{Handover, TlsConn};
 use crate::engine::Facts;
@@ -28,6 +28,7 @@ use crate::settings::Version;
 const PATIENCE: Duration = timeouts::STRANGER;
 /// Records in a row that bring a handshake no further.
 const MAX_USELESS: usize = 32;
+const CHANGE_CIPHER_SPEC: [u8; 6] = [20, 3, 3, 0, 1, 1];
 const BAD_RECORD_MAC: u8 = 20;
 const DECRYPT_ERROR: u8 = 51;
 
@@ -140,11 +141,13 @@ impl RealityAcceptor {
                 Err(DecodeError::Incomplete) if seen.len() <= MAX_BYTES => {}
                 Err(_) => return Ok(None),
             }
-            forward(pair, pair.early.len()).await?;
+            forward(&mut pair.early, &mut pair.target, usize::MAX).await?;
         };
         // What a client sends behind its hello is for us, or else for the target.
         let behind = seen.len() - hello.end;
-        forward(pair, pair.early.len() - behind).await?;
+        let count = pair.early.len() - behind;
+        forward(&mut pair.early, &mut pair.target, count).await?;
+        let mut hellos = Hellos { last: hello, before: None };
         loop {
             match next(pair).await? {
                 Some(Event::Target(mut data)) => pair.answer.append(&mut data),
@@ -158,10 +161,29 @@ impl RealityAcceptor {
                 }
                 None => return Ok(None),
             }
-            match Plan::decode(pair.answer.contiguous()) {
+            if hellos.before.is_some() {
+                // The word to please boxes on the way may come behind the request by itself.
+                let answer = pair.answer.contiguous();
+                if answer.starts_with(&CHANGE_CIPHER_SPEC) {
+                    forward(&mut pair.answer, &mut pair.conn, CHANGE_CIPHER_SPEC.len()).await?;
+                } else if CHANGE_CIPHER_SPEC.starts_with(answer) {
+                    continue;
+                }
+            }
+            let answer = pair.answer.contiguous();
+            if hellos.before.is_none()
+                && let Some(len) = mirror::retry(answer)
+            {
+                let request = answer[HEADER..len].to_vec();
+                let Some(second) = second_hello(pair, &hellos.last, len).await? else { return Ok(None) };
+                let first = std::mem::replace(&mut hellos.last, second);
+                hellos.before = Some((first.message, request));
+                continue;
+            }
+            match Plan::decode(answer, hellos.before.is_some()) {
                 Ok(plan) => {
-                    let flight = flight::make(&hello, &key, &plan, &self.pair);
-                    return Ok(flight.map(|flight| (hello, flight, plan.cipher)));
+                    let flight = flight::make(&hellos, &key, &plan, &self.pair);
+                    return Ok(flight.map(|flight| (hellos.last, flight, plan.cipher)));
                 }
                 Err(DecodeError::Incomplete) if pair.answer.len() <= MAX_FLIGHT => {}
                 Err(_) => return Ok(None),
@@ -250,19 +272,51 @@ async fn next(pair: &mut Stranger) -> io::Result<Option<Event>> {
     })
 }
 
-/// Gives this many bytes of what the client sent to the target. Those that are not taken stay where they are.
-async fn forward(pair: &mut Stranger, mut count: usize) -> io::Result<()> {
-    let Stranger { target, early, .. } = pair;
+/// Gives the client the record of `len` bytes in which the target asks for another hello, and the target that one. `None` if
+/// it is not the client's second one, or something is behind it.
+async fn second_hello(
+    pair: &mut Stranger,
+    first: &ClientHello,
+    len: usize,
+) -> io::Result<Option<ClientHello>> {
+    let (mut seen, mut due) = (Vec::new(), len);
+    loop {
+        // Behind its request a target sends a word to please boxes on the way, and so does the client before its hello.
+        if pair.answer.contiguous()[due..].starts_with(&CHANGE_CIPHER_SPEC) {
+            due += CHANGE_CIPHER_SPEC.len();
+        }
+        forward(&mut pair.answer, &mut pair.conn, due).await?;
+        due = 0;
+        seen.extend(pair.early.to_vec());
+        forward(&mut pair.early, &mut pair.target, usize::MAX).await?;
+        let hello = seen.strip_prefix(&CHANGE_CIPHER_SPEC).unwrap_or(&seen);
+        match ClientHello::decode(hello) {
+            Ok(second) if second.end == hello.len() && second.follows(first) => return Ok(Some(second)),
+            Err(DecodeError::Incomplete) if seen.len() <= MAX_BYTES => {}
+            Err(_) if CHANGE_CIPHER_SPEC.starts_with(&seen) => {}
+            _ => return Ok(None),
+        }
+        match next(pair).await? {
+            Some(Event::Client(data)) => pair.early = data,
+            Some(Event::Target(mut data)) => pair.answer.append(&mut data),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// Gives so many bytes on, or all. Those that are not taken stay where they are.
+async fn forward(from: &mut BufChain, to: &mut BoxStream, most: usize) -> io::Result<()> {
+    let mut count = most.min(from.len());
     while count > 0 {
-        let front = early.front();
-        let written = target.write(&front[..front.len().min(count)]).await?;
+        let front = from.front();
+        let written = to.write(&front[..front.len().min(count)]).await?;
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        early.advance(written);
+        from.advance(written);
         count -= written;
     }
-    target.flush().await
+    to.flush().await
 }
 
 /// The next whole record.

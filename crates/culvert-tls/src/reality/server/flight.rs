@@ -12,10 +12,10 @@ use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
 use culvert_wire::BufChain;
 use zeroize::Zeroizing;
 
-use super::hello::{ClientHello, ENCAPSULATION_KEY};
-use super::mirror::{CIPHERTEXT, Group, Lengths, Plan};
+use super::hello::{CIPHERTEXT, ClientHello, ENCAPSULATION_KEY, Group};
+use super::mirror::{Lengths, Plan};
 use crate::reality::AuthKey;
-use crate::record::{ContentType, HEADER, Opener, Sealer, Secret, TrafficSecret};
+use crate::record::{Cipher, ContentType, HEADER, Opener, Sealer, Secret, TrafficSecret};
 use crate::schedule::{Schedule, Transcript, finished, is_finished, signed_content};
 
 const CHANGE_CIPHER_SPEC: [u8; 6] = [20, 3, 3, 0, 1, 1];
@@ -30,6 +30,18 @@ const BEFORE_KEY: [u8; 72] = *b"\x30\x81\xaf\x30\x63\xa0\x03\x02\x01\x02\x02\x01
     \x30\x22\x18\x0f00010101000000Z\x18\x0f00010101000000Z\x30\x00\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00";
 /// Between the key and the signature.
 const BEFORE_SIGNATURE: [u8; 10] = *b"\x30\x05\x06\x03\x2b\x65\x70\x03\x41\x00";
+
+/// Bytes of the certificate, and of the signature behind it.
+const CERTIFICATE_LEN: usize = 178;
+const SIGNATURE: usize = 64;
+
+/// Bytes of our four messages.
+pub(super) fn shortest(cipher: Cipher) -> usize {
+    ENCRYPTED_EXTENSIONS.len()
+        + (4 + 1 + 3 + 3 + CERTIFICATE_LEN + 2)
+        + (4 + 2 + 2 + SIGNATURE)
+        + (4 + cipher.hash_len())
+}
 
 /// What is sent, and what the rest of the connection needs.
 pub(super) struct Flight {
@@ -51,14 +63,28 @@ pub(super) fn certificate(pair: &Ed25519KeyPair, key: &AuthKey) -> Vec<u8> {
     [&BEFORE_KEY, public, &BEFORE_SIGNATURE, &key.sign(public)].concat()
 }
 
+/// A client's hello, and what went before where the target asked for another one.
+pub(super) struct Hellos {
+    pub(super) last: ClientHello,
+    /// The first hello and the target's request, both as messages.
+    pub(super) before: Option<(Vec<u8>, Vec<u8>)>,
+}
+
 /// Makes the flight. `None` if the target's records are too short for it, or its group was not the client's.
-pub(super) fn make(hello: &ClientHello, key: &AuthKey, plan: &Plan, pair: &Ed25519KeyPair) -> Option<Flight> {
-    let (share, shared) = exchange(hello, plan.group)?;
+pub(super) fn make(hellos: &Hellos, key: &AuthKey, plan: &Plan, pair: &Ed25519KeyPair) -> Option<Flight> {
+    let (share, shared) = exchange(&hellos.last, plan.group)?;
     let mut server_hello = plan.server_hello.clone();
     server_hello[plan.share..plan.share + share.len()].copy_from_slice(&share);
 
-    let mut transcript = Transcript::new(plan.cipher);
-    transcript.add(&hello.message);
+    let mut transcript = match &hellos.before {
+        None => Transcript::new(plan.cipher),
+        Some((first, request)) => {
+            let mut transcript = Transcript::after_retry(plan.cipher, first);
+            transcript.add(request);
+            transcript
+        }
+    };
+    transcript.add(&hellos.last.message);
     transcript.add(&server_hello[HEADER..]);
     let schedule = Schedule::handshake(plan.cipher, &shared);
     let hash = transcript.hash();
@@ -68,16 +94,23 @@ pub(super) fn make(hello: &ClientHello, key: &AuthKey, plan: &Plan, pair: &Ed255
 
     let messages = messages(&mut transcript, &ours, &certificate(pair, key), pair);
     let mut bytes = BufChain::copied(&server_hello);
-    bytes.append_copy(&CHANGE_CIPHER_SPEC);
-    let mut seal = |message: &[u8], len| {
-        let record = sealer.seal_padded(ContentType::Handshake, message, len).ok()?;
-        bytes.push_back(record);
+    if plan.changes {
+        bytes.append_copy(&CHANGE_CIPHER_SPEC);
+    }
+    let mut seal = |mut content: &[u8], row: &[usize]| {
+        for (at, len) in row.iter().enumerate() {
+            // All is in the first record but for a byte in each of the others, as none may be empty.
+            let behind = row.len() - 1 - at;
+            let (part, rest) = content.split_at(content.len().checked_sub(behind)?);
+            content = rest;
+            bytes.push_back(sealer.seal_padded(ContentType::Handshake, part, *len).ok()?);
+        }
         Some(())
     };
     match &plan.lengths {
-        Lengths::Merged(len) => seal(&messages.concat(), *len)?,
-        Lengths::Separate(lengths) => {
-            messages.iter().zip(lengths).try_for_each(|(message, len)| seal(message, *len))?;
+        Lengths::Merged(row) => seal(&messages.concat(), row)?,
+        Lengths::Separate(rows) => {
+            messages.iter().zip(rows).try_for_each(|(message, row)| seal(message, row))?;
         }
     }
 
@@ -141,21 +174,24 @@ fn message(kind: u8, body: &[u8]) -> Vec<u8> {
 
 /// Our share of the exchange, and what is shared.
 fn exchange(hello: &ClientHello, group: Group) -> Option<(Vec<u8>, Zeroizing<Vec<u8>>)> {
-    let ours = PrivateKey::generate(&agreement::X25519).ok()?;
+    let algorithm = match group {
+        Group::X25519 | Group::X25519MlKem768 => &agreement::X25519,
+        Group::P256 => &agreement::ECDH_P256,
+        Group::P384 => &agreement::ECDH_P384,
+    };
+    let ours = PrivateKey::generate(algorithm).ok()?;
     let public = ours.compute_public_key().ok()?;
     let agree = |theirs: &[u8], before: &[u8]| {
-        let theirs = UnparsedPublicKey::new(&agreement::X25519, theirs);
+        let theirs = UnparsedPublicKey::new(algorithm, theirs);
         agreement::agree(&ours, theirs, (), |shared| Ok(Zeroizing::new([before, shared].concat()))).ok()
     };
-    match group {
-        Group::X25519 => Some((public.as_ref().to_vec(), agree(&hello.x25519?, &[])?)),
-        Group::X25519MlKem768 => {
-            let (encapsulation, theirs) = hello.hybrid.as_ref()?.split_at(ENCAPSULATION_KEY);
-            let (ciphertext, secret) =
-                EncapsulationKey::new(&ML_KEM_768, encapsulation).ok()?.encapsulate().ok()?;
-            debug_assert_eq!(ciphertext.as_ref().len(), CIPHERTEXT);
-            let shared = agree(theirs, secret.as_ref())?;
-            Some(([ciphertext.as_ref(), public.as_ref()].concat(), shared))
-        }
+    let theirs = hello.share(group)?;
+    if group != Group::X25519MlKem768 {
+        return Some((public.as_ref().to_vec(), agree(theirs, &[])?));
     }
+    let (encapsulation, theirs) = theirs.split_at(ENCAPSULATION_KEY);
+    let (ciphertext, secret) = EncapsulationKey::new(&ML_KEM_768, encapsulation).ok()?.encapsulate().ok()?;
+    debug_assert_eq!(ciphertext.as_ref().len(), CIPHERTEXT);
+    let shared = agree(theirs, secret.as_ref())?;
+    Some(([ciphertext.as_ref(), public.as_ref()].concat(), shared))
 }

@@ -17,14 +17,12 @@ const SUPPORTED_VERSIONS: u16 = 43;
 const KEY_SHARE: u16 = 51;
 const TLS_13: u16 = 0x0304;
 
-/// X25519.
-pub const X25519: u16 = 0x001d;
-/// X25519 behind ML-KEM-768.
-pub const X25519_ML_KEM_768: u16 = 0x11ec;
 /// Bytes of an X25519 key.
 pub const KEY: usize = 32;
 /// Bytes of an ML-KEM-768 encapsulation key.
 pub const ENCAPSULATION_KEY: usize = 1184;
+/// Bytes of an ML-KEM-768 ciphertext.
+pub const CIPHERTEXT: usize = 1088;
 
 /// Where the session id stands in the message, which has 32 bytes.
 pub const SESSION_ID: std::ops::Range<usize> = 39..71;
@@ -38,6 +36,54 @@ pub enum Offer {
     Http1,
     /// HTTP/2 first.
     Http2,
+}
+
+/// The groups that can be answered in the target's place.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Group {
+    /// X25519.
+    X25519,
+    /// X25519 behind ML-KEM-768.
+    X25519MlKem768,
+    /// The curve P-256.
+    P256,
+    /// The curve P-384.
+    P384,
+}
+
+impl Group {
+    /// The group of this number in TLS.
+    #[must_use]
+    pub fn from_number(number: u16) -> Option<Self> {
+        Some(match number {
+            0x001d => Self::X25519,
+            0x11ec => Self::X25519MlKem768,
+            0x0017 => Self::P256,
+            0x0018 => Self::P384,
+            _ => return None,
+        })
+    }
+
+    /// Bytes of a server's share.
+    #[must_use]
+    pub fn server_share(self) -> usize {
+        match self {
+            Self::X25519MlKem768 => CIPHERTEXT + KEY,
+            _ => self.client_share(),
+        }
+    }
+
+    /// Bytes of a client's share.
+    #[must_use]
+    pub fn client_share(self) -> usize {
+        match self {
+            Self::X25519 => KEY,
+            Self::X25519MlKem768 => ENCAPSULATION_KEY + KEY,
+            // Points as they are, behind a byte that says so.
+            Self::P256 => 1 + 2 * 32,
+            Self::P384 => 1 + 2 * 48,
+        }
+    }
 }
 
 /// What a hello says, as far as it matters here.
@@ -55,10 +101,8 @@ pub struct ClientHello {
     pub server_name: Option<String>,
     /// What it offers by ALPN.
     pub offer: Offer,
-    /// The X25519 share.
-    pub x25519: Option<[u8; KEY]>,
-    /// The X25519MLKEM768 share: encapsulation key, then X25519 key.
-    pub hybrid: Option<Vec<u8>>,
+    /// The keys it shows, one for each group; of X25519MLKEM768 the encapsulation key, then the X25519 key.
+    pub shares: Vec<(Group, Vec<u8>)>,
 }
 
 impl ClientHello {
@@ -133,8 +177,7 @@ impl ClientHello {
             offers_tls13: false,
             server_name: None,
             offer: Offer::None,
-            x25519: None,
-            hybrid: None,
+            shares: Vec::new(),
         };
         while !extensions.rest().is_empty() {
             let kind = extensions.u16()?;
@@ -157,25 +200,39 @@ impl ClientHello {
         let len = body.u16()?;
         let mut shares = Reader::new(body.take(len.into())?);
         while !shares.rest().is_empty() {
-            let group = shares.u16()?;
+            let group = Group::from_number(shares.u16()?);
             let len = shares.u16()?;
             let share = shares.take(len.into())?;
-            match group {
-                X25519 if self.x25519.is_none() => self.x25519 = share.try_into().ok(),
-                X25519_ML_KEM_768 if self.hybrid.is_none() && share.len() == ENCAPSULATION_KEY + KEY => {
-                    self.hybrid = Some(share.to_vec());
-                }
-                _ => {}
+            if let Some(group) = group
+                && share.len() == group.client_share()
+                && self.share(group).is_none()
+            {
+                self.shares.push((group, share.to_vec()));
             }
         }
         Ok(())
     }
 
+    /// The key of this group.
+    #[must_use]
+    pub fn share(&self, group: Group) -> Option<&[u8]> {
+        self.shares.iter().find(|(other, _)| *other == group).map(|(_, share)| &**share)
+    }
+
     /// The key with which the client has made its proof.
     #[must_use]
-    pub fn proof_key(&self) -> Option<[u8; KEY]> {
-        let half = || self.hybrid.as_ref()?[ENCAPSULATION_KEY..].try_into().ok();
-        self.x25519.or_else(half)
+    pub fn proof_key(&self) -> Option<&[u8]> {
+        let half = || self.share(Group::X25519MlKem768).map(|share| &share[ENCAPSULATION_KEY..]);
+        self.share(Group::X25519).or_else(half)
+    }
+
+    /// Whether this is what a client sends that was asked for another hello than `first`.
+    #[must_use]
+    pub fn follows(&self, first: &Self) -> bool {
+        self.random == first.random
+            && self.message[SESSION_ID] == first.message[SESSION_ID]
+            && self.server_name == first.server_name
+            && self.offers_tls13
     }
 }
 

@@ -1,57 +1,47 @@
 //! What a target's first flight looks like from outside: its `ServerHello`, and how long its records are.
 //!
 //! ```text
-//! ServerHello | change cipher spec | one record with all four messages (longer than 512 bytes)
-//!                                  | or four records: EncryptedExtensions, Certificate, CertificateVerify, Finished
+//! [HelloRetryRequest | change cipher spec]          where it wants another key; the client's other hello comes between
+//! ServerHello | change cipher spec | all four messages in one row of records
+//!                                  | or four rows: EncryptedExtensions, Certificate, CertificateVerify, Finished
 //!                                  | maybe another record
+//! row         full records, as many as it takes, and one that is not full
 //! ```
+//!
+//! Nobody but the client can see which of both it is, so it is told by lengths: no row that is shorter than our own flight
+//! holds four messages, since there is hardly a shorter certificate than ours; and of four rows the last is as long as
+//! `Finished` is.
 
 use culvert_wire::{DecodeError, Reader};
 
-use super::hello::{KEY, X25519, X25519_ML_KEM_768};
-use crate::record::{Cipher, HEADER};
+use super::flight;
+use super::hello::Group;
+use crate::record::{Cipher, HEADER, MAX_DATA, TAG};
 
-/// Most bytes of a flight that are looked at.
-pub const MAX_FLIGHT: usize = 17 << 10;
-/// Bytes of an ML-KEM-768 ciphertext.
-pub const CIPHERTEXT: usize = 1088;
+/// Most bytes of a flight that are looked at: a long chain of certificates.
+pub const MAX_FLIGHT: usize = 48 << 10;
 
-/// A first encrypted record that is longer than this holds all messages.
-const MERGED: usize = 512;
+/// Whole bytes of a record around its data.
+pub(super) const AROUND: usize = HEADER + 1 + TAG;
 const CHANGE_CIPHER_SPEC: [u8; 6] = [20, 3, 3, 0, 1, 1];
 /// The random of a `HelloRetryRequest`.
 const RETRY: [u8; 32] = [
     0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91, 0xc2,
     0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
 ];
+/// Where the random stands in a record with a server's hello.
+const RANDOM: std::ops::Range<usize> = 11..43;
 
-/// The groups that can be answered in the target's place.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Group {
-    /// X25519.
-    X25519,
-    /// X25519 behind ML-KEM-768.
-    X25519MlKem768,
-}
+/// The whole lengths of records, headers included, of which all but the last are full.
+pub type Row = Vec<usize>;
 
-impl Group {
-    /// Bytes of a server's share.
-    #[must_use]
-    pub fn share_len(self) -> usize {
-        match self {
-            Self::X25519 => KEY,
-            Self::X25519MlKem768 => CIPHERTEXT + KEY,
-        }
-    }
-}
-
-/// The whole lengths of the encrypted records of a flight, headers included.
+/// The encrypted records of a flight.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Lengths {
-    /// All messages are in one.
-    Merged(usize),
+    /// All messages are in one row.
+    Merged(Row),
     /// Each has its own.
-    Separate([usize; 4]),
+    Separate([Row; 4]),
 }
 
 /// How to answer in the target's place.
@@ -65,6 +55,8 @@ pub struct Plan {
     pub group: Group,
     /// The cipher it chose.
     pub cipher: Cipher,
+    /// Whether a change of keys follows, for the sake of boxes on the way.
+    pub changes: bool,
     /// The records behind.
     pub lengths: Lengths,
     /// The length of a record behind the flight that came with it.
@@ -72,34 +64,44 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Reads the flight at the front of what a target has sent.
+    /// Reads the flight at the front of what a target has sent; `retried` if it has asked for another hello before.
     ///
     /// # Errors
     /// [`DecodeError::Incomplete`], or it is none that could be imitated.
-    pub fn decode(flight: &[u8]) -> Result<Self, DecodeError> {
+    pub fn decode(flight: &[u8], retried: bool) -> Result<Self, DecodeError> {
         let mut r = Reader::new(flight);
         let server_hello = record(&mut r, 22)?.to_vec();
         let (share, group, cipher) = parse(&server_hello).map_err(|error| match error {
             DecodeError::Incomplete => DecodeError::Invalid("ServerHello"),
             other @ DecodeError::Invalid(_) => other,
         })?;
-        r.expect(&CHANGE_CIPHER_SPEC, "change cipher spec")?;
-        let first = record(&mut r, 23)?.len();
-        let lengths = if first > MERGED {
-            Lengths::Merged(first)
-        } else {
-            let mut lengths = [first; 4];
-            for len in &mut lengths[1..] {
-                *len = record(&mut r, 23)?.len();
+        // Who has asked for another hello has said this already.
+        let changes = !retried || r.rest().first() == Some(&CHANGE_CIPHER_SPEC[0]);
+        if changes {
+            r.expect(&CHANGE_CIPHER_SPEC, "change cipher spec")?;
+        }
+        let first = row(&mut r)?;
+        let mut behind = Reader::new(r.rest());
+        let rest = (|| Ok([row(&mut behind)?, row(&mut behind)?, row(&mut behind)?]))();
+        let finished = AROUND + 4 + cipher.hash_len();
+        let holds_all = first.iter().sum::<usize>() >= flight::shortest(cipher) + AROUND;
+        let (lengths, extra) = match rest {
+            Err(error) if !holds_all => return Err(error),
+            Ok([second, third, fourth]) if !holds_all || fourth == [finished] => {
+                let extra = record(&mut behind, 23).ok().map(<[u8]>::len);
+                (Lengths::Separate([first, second, third, fourth]), extra)
             }
-            Lengths::Separate(lengths)
+            _ => (Lengths::Merged(first), None),
         };
-        let extra = match (&lengths, record(&mut r, 23)) {
-            (Lengths::Separate(_), Ok(record)) => Some(record.len()),
-            _ => None,
-        };
-        Ok(Self { server_hello, share, group, cipher, lengths, extra })
+        Ok(Self { server_hello, share, group, cipher, changes, lengths, extra })
     }
+}
+
+/// How long the record is with which a target asks for another hello, if that is what it has sent.
+#[must_use]
+pub fn retry(flight: &[u8]) -> Option<usize> {
+    let record = record(&mut Reader::new(flight), 22).ok()?;
+    (record.get(RANDOM) == Some(&RETRY[..])).then_some(record.len())
 }
 
 /// A whole record of this type, with its header.
@@ -109,6 +111,18 @@ fn record<'a>(r: &mut Reader<'a>, kind: u8) -> Result<&'a [u8], DecodeError> {
     let len = usize::from(r.u16()?);
     r.take(len)?;
     Ok(&all[..HEADER + len])
+}
+
+/// Encrypted records up to the first that is not full.
+fn row(r: &mut Reader<'_>) -> Result<Row, DecodeError> {
+    let mut row = Row::new();
+    loop {
+        let len = record(r, 23)?.len();
+        row.push(len);
+        if len < MAX_DATA + AROUND {
+            return Ok(row);
+        }
+    }
 }
 
 fn parse(record: &[u8]) -> Result<(usize, Group, Cipher), DecodeError> {
@@ -142,12 +156,9 @@ fn parse(record: &[u8]) -> Result<(usize, Group, Cipher), DecodeError> {
         match kind {
             43 => tls13 = body.u16()? == 0x0304,
             51 => {
-                let group = match body.u16()? {
-                    X25519 => Group::X25519,
-                    X25519_ML_KEM_768 => Group::X25519MlKem768,
-                    _ => return Err(DecodeError::Invalid("group")),
-                };
-                if usize::from(body.u16()?) != group.share_len() || body.rest().len() != group.share_len() {
+                let group = Group::from_number(body.u16()?).ok_or(DecodeError::Invalid("group"))?;
+                let len = group.server_share();
+                if usize::from(body.u16()?) != len || body.rest().len() != len {
                     return Err(DecodeError::Invalid("key share"));
                 }
                 share = Some((at + 4, group));
@@ -166,8 +177,16 @@ fn parse(record: &[u8]) -> Result<(usize, Group, Cipher), DecodeError> {
 /// # Panics
 /// If not.
 pub fn fuzz_plan(bytes: &[u8]) {
-    if let Ok(plan) = Plan::decode(bytes) {
-        assert!(bytes.starts_with(&plan.server_hello));
-        assert!(plan.share + plan.group.share_len() <= plan.server_hello.len());
+    for retried in [false, true] {
+        if let Ok(plan) = Plan::decode(bytes, retried) {
+            assert!(bytes.starts_with(&plan.server_hello));
+            assert!(plan.share + plan.group.server_share() <= plan.server_hello.len());
+            let rows = match &plan.lengths {
+                Lengths::Merged(row) => std::slice::from_ref(row),
+                Lengths::Separate(rows) => rows,
+            };
+            assert!(rows.iter().flatten().sum::<usize>() < bytes.len());
+        }
     }
+    assert!(retry(bytes).is_none_or(|len| len <= bytes.len()));
 }

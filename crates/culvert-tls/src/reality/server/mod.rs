@@ -21,8 +21,10 @@
 //!
 //! Sources: XTLS/REALITY `handshake_server_tls13.go` and `tls.go` (2026-03 and 8cdf7bf), RFC 8446. Hellos with an
 //! X25519 share alone are taken as well as those that newer servers want, with X25519MLKEM768 in front. A hello that has
-//! been seen before goes to the target, as no real client sends one twice. Left out on purpose: what has no option in sing-box (ML-DSA-65,
-//! bounds for the client's version, PROXY headers, rates for strangers).
+//! been seen before goes to the target, as no real client sends one twice. A target that asks for another hello, which the reference
+//! leaves to itself, is imitated too. Left out on purpose: what has no option in sing-box (ML-DSA-65, bounds for the client's version, PROXY headers,
+//! rates for strangers). How many strangers there may be at once is limited where they are relayed, per network and in
+//! all: a rate would be something to be known by.
 
 mod accept;
 pub mod auth;

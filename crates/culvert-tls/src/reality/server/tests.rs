@@ -11,6 +11,8 @@ use culvert_core::conn::Prefixed;
 use culvert_wire::{DecodeError, Host};
 use proptest::prelude::*;
 use rcgen::{CertificateParams, KeyPair, PKCS_RSA_SHA256, RsaKeySize};
+use rustls::crypto::SupportedKxGroup;
+use rustls::crypto::aws_lc_rs::kx_group;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ServerConfig, SupportedProtocolVersion};
@@ -18,8 +20,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use super::hello::{self, ClientHello, Offer, SESSION_ID};
-use super::mirror::{self, Group, Lengths, Plan};
+use super::hello::{self, ClientHello, Group, Offer, SESSION_ID};
+use super::mirror::{self, Lengths, Plan};
 use super::{Outcome, Policy, RealityAcceptor, flight, tail};
 use crate::browser::{ClientHello as Hello, Fingerprint};
 use crate::reality::tests::hex;
@@ -109,7 +111,7 @@ fn a_hello_is_read_however_it_is_cut() {
         (expected.server_name.as_deref(), expected.offers_tls13, expected.end),
         (Some(NAME), true, whole.len())
     );
-    assert!(expected.x25519.is_some() && expected.hybrid.is_none());
+    assert!(matches!(expected.shares[..], [(Group::X25519, _)]));
     for cut in 0..whole.len() {
         assert_eq!(ClientHello::decode(&whole[..cut]), Err(DecodeError::Incomplete));
     }
@@ -153,11 +155,24 @@ proptest! {
 async fn site(versions: &[&'static SupportedProtocolVersion]) -> SocketAddr {
     // Signatures of RSA are all of one length, so that flights can be compared.
     let key = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
-    let certificate = CertificateParams::new([NAME.to_owned()]).unwrap().self_signed(&key).unwrap();
-    let chain = vec![certificate.der().clone()];
+    site_with(versions, &key, 1, &[]).await
+}
+
+/// The same with this key, so many copies of the certificate, and these groups if there are any.
+async fn site_with(
+    versions: &[&'static SupportedProtocolVersion],
+    key: &KeyPair,
+    copies: usize,
+    groups: &[&'static dyn SupportedKxGroup],
+) -> SocketAddr {
+    let certificate = CertificateParams::new([NAME.to_owned()]).unwrap().self_signed(key).unwrap();
+    let chain = vec![certificate.der().clone(); copies];
     let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    if !groups.is_empty() {
+        provider.kx_groups = groups.to_vec();
+    }
+    let config = ServerConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(versions)
         .unwrap()
         .with_no_client_auth()
@@ -232,36 +247,120 @@ fn sealed_hello(name: &str, id: SessionId) -> Vec<u8> {
     record(22, hello.message())
 }
 
+/// A client with this browser's hello sends a lot to the server and has it back.
+async fn is_served(server: SocketAddr, fingerprint: Fingerprint) {
+    let reality = RealityClient { public_key: server_key(), short_id: SHORT_ID, mldsa65: None };
+    let settings = ClientSettings {
+        server_name: Some(NAME.to_owned()),
+        fingerprint: Some(fingerprint),
+        reality: Some(reality),
+        ..ClientSettings::default()
+    };
+    let store = Store::new(StoreSettings::default());
+    let connector = Connector::new(settings, &Host::parse("127.0.0.1").unwrap(), &store).unwrap();
+    let stream = TcpStream::connect(server).await.unwrap();
+    let (mut conn, _) = connector.connect(Box::new(TcpConn::new(stream))).await.unwrap();
+    let bytes: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
+    let mut got = Vec::new();
+    conn.write_all(&bytes).await.unwrap();
+    conn.flush().await.unwrap();
+    conn.read_to_end(&mut got).await.unwrap();
+    assert!(got == bytes, "{fingerprint:?}");
+}
+
 #[tokio::test]
 async fn clients_are_served_whatever_browser_they_imitate() {
     let target = site(&[&rustls::version::TLS13]).await;
     let server = server(target).await;
     for fingerprint in [
+        Fingerprint::Chrome,
         Fingerprint::Chrome133,
         Fingerprint::Chrome120,
         Fingerprint::Firefox120,
-        Fingerprint::Firefox154,
+        Fingerprint::Firefox,
         Fingerprint::Safari16,
-        Fingerprint::Safari26,
+        Fingerprint::Safari,
         Fingerprint::Edge85,
+        Fingerprint::Qq,
+        Fingerprint::Ios14,
     ] {
-        let reality = RealityClient { public_key: server_key(), short_id: SHORT_ID, mldsa65: None };
-        let settings = ClientSettings {
-            server_name: Some(NAME.to_owned()),
-            fingerprint: Some(fingerprint),
-            reality: Some(reality),
-            ..ClientSettings::default()
-        };
-        let store = Store::new(StoreSettings::default());
-        let connector = Connector::new(settings, &Host::parse("127.0.0.1").unwrap(), &store).unwrap();
-        let stream = TcpStream::connect(server).await.unwrap();
-        let (mut conn, _) = connector.connect(Box::new(TcpConn::new(stream))).await.unwrap();
-        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
-        let mut got = Vec::new();
-        conn.write_all(&bytes).await.unwrap();
-        conn.flush().await.unwrap();
-        conn.read_to_end(&mut got).await.unwrap();
-        assert!(got == bytes, "{fingerprint:?}");
+        is_served(server, fingerprint).await;
+    }
+}
+
+/// The flight of a site with a short certificate is about as long as many programs allow for its first message alone, and
+/// signatures differ in length.
+#[tokio::test]
+async fn clients_are_served_however_short_the_targets_certificate_is() {
+    let key = KeyPair::generate().unwrap();
+    let target = site_with(&[&rustls::version::TLS13], &key, 1, &[]).await;
+    let server = server(target).await;
+    for _ in 0..100 {
+        is_served(server, Fingerprint::Chrome).await;
+    }
+}
+
+#[tokio::test]
+async fn clients_are_served_however_long_the_targets_chain_is() {
+    let key = KeyPair::generate().unwrap();
+    for copies in [10, 44, 60, 110] {
+        let target = site_with(&[&rustls::version::TLS13], &key, copies, &[]).await;
+        let server = server(target).await;
+        is_served(server, Fingerprint::Chrome).await;
+        let (ours, theirs) =
+            (sealed_hello(NAME, SessionId::now(SHORT_ID)), sealed_hello(NAME, SessionId::now([9; 8])));
+        let (ours, theirs) = tokio::join!(seen(server, &ours, false), seen(target, &theirs, false));
+        let lengths = [&ours, &theirs].map(|seen| shape(&seen.0));
+        assert_eq!(lengths[0].len(), lengths[1].len(), "{copies} copies");
+        for (ours, theirs) in lengths[0].iter().zip(&lengths[1]) {
+            // A signature may be shorter by some bytes.
+            assert!(ours.0 == theirs.0 && ours.1.abs_diff(theirs.1) < 8, "{copies} copies: {lengths:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn clients_are_served_whatever_key_the_target_wants() {
+    let key = KeyPair::generate().unwrap();
+    for group in [kx_group::X25519, kx_group::X25519MLKEM768, kx_group::SECP256R1, kx_group::SECP384R1] {
+        let target = site_with(&[&rustls::version::TLS13], &key, 1, &[group]).await;
+        let server = server(target).await;
+        // Chrome shows no key of a NIST curve, Firefox one of P-256.
+        for fingerprint in [Fingerprint::Chrome, Fingerprint::Firefox, Fingerprint::Safari] {
+            is_served(server, fingerprint).await;
+        }
+    }
+}
+
+/// `target` behind a line that lets a piece through now and then.
+async fn slowed(target: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut from, mut to) = TcpStream::connect(target).await.unwrap().into_split();
+                let (mut reading, mut writing) = stream.into_split();
+                tokio::spawn(async move { tokio::io::copy(&mut reading, &mut to).await });
+                let mut bytes = [0; 97];
+                while let Ok(count @ 1..) = from.read(&mut bytes).await {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    if writing.write_all(&bytes[..count]).await.is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn clients_are_served_however_slow_the_target_is() {
+    let key = KeyPair::generate().unwrap();
+    for group in [kx_group::X25519, kx_group::SECP256R1] {
+        let target = site_with(&[&rustls::version::TLS13], &key, 3, &[group]).await;
+        is_served(server(slowed(target).await).await, Fingerprint::Chrome).await;
     }
 }
 
@@ -412,23 +511,51 @@ fn flights_are_measured() {
     };
     let change = [20, 3, 3, 0, 1, 1];
     let merged = [&server_hello[..], &change, &data(1500)].concat();
-    let plan = Plan::decode(&merged).unwrap();
+    let plan = Plan::decode(&merged, false).unwrap();
     assert_eq!(
-        (plan.lengths, plan.extra, plan.cipher, plan.group),
-        (Lengths::Merged(1500), None, Cipher::Aes256Gcm, Group::X25519)
+        (plan.lengths, plan.extra, plan.cipher, plan.group, plan.changes),
+        (Lengths::Merged(vec![1500]), None, Cipher::Aes256Gcm, Group::X25519, true)
     );
     assert_eq!(&merged[plan.share..plan.share + 32], [8; 32]);
     for cut in 0..merged.len() {
-        assert_eq!(Plan::decode(&merged[..cut]), Err(DecodeError::Incomplete));
+        assert_eq!(Plan::decode(&merged[..cut], false), Err(DecodeError::Incomplete));
     }
-    let four = [&server_hello[..], &change, &data(40), &data(900), &data(100), &data(74)].concat();
-    let plan = Plan::decode(&[&four[..], &data(200)].concat()).unwrap();
-    assert_eq!((plan.lengths, plan.extra), (Lengths::Separate([40, 900, 100, 74]), Some(200)));
-    assert_eq!(Plan::decode(&four).unwrap().extra, None);
-    let mut retry = merged;
+    let lengths = |records: &[usize]| {
+        let records: Vec<u8> = records.iter().flat_map(|len| data(*len)).collect();
+        let plan = Plan::decode(&[&server_hello[..], &change, &records].concat(), false);
+        plan.map(|plan| (plan.lengths, plan.extra))
+    };
+    let full = 16_406;
+    assert_eq!(
+        lengths(&[40, 900, 100, 74, 200]),
+        Ok((Lengths::Separate([vec![40], vec![900], vec![100], vec![74]]), Some(200)))
+    );
+    assert_eq!(lengths(&[40, 900, 100]), Err(DecodeError::Incomplete));
+    assert_eq!(
+        lengths(&[40, full, full, 900, 100, 74]),
+        Ok((Lengths::Separate([vec![40], vec![full, full, 900], vec![100], vec![74]]), None))
+    );
+    // The first message of one flight, and all of another, may be equally long.
+    assert_eq!(
+        lengths(&[400, 900, 100, 74]),
+        Ok((Lengths::Separate([vec![400], vec![900], vec![100], vec![74]]), None))
+    );
+    for behind in [&[][..], &[200], &[200, 200, 200], &[200, 200, 200, 200]] {
+        let all = [&[400][..], behind].concat();
+        assert_eq!(lengths(&all), Ok((Lengths::Merged(vec![400]), None)));
+    }
+    assert_eq!(lengths(&[full, 500, 60]), Ok((Lengths::Merged(vec![full, 500]), None)));
+    assert_eq!(lengths(&[full]), Err(DecodeError::Incomplete));
+    let without = [&server_hello[..], &data(1500)].concat();
+    assert!(!Plan::decode(&without, true).unwrap().changes);
+    assert!(Plan::decode(&merged, true).unwrap().changes);
+    let mut retry = merged.clone();
     retry[11..43].copy_from_slice(&hex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c"));
+    assert_eq!(mirror::retry(&retry), Some(server_hello.len()));
+    assert_eq!(mirror::retry(&retry[..server_hello.len() - 1]), None);
+    assert_eq!(mirror::retry(&merged), None);
     let alert = [21, 3, 3, 0, 2, 2, 40];
-    for other in [&retry[..], &alert, &[&server_hello[..], &data(1500)].concat(), b"HTTP/1.1 400"] {
-        assert!(matches!(Plan::decode(other), Err(DecodeError::Invalid(_))), "{other:?}");
+    for other in [&retry[..], &alert, &without, b"HTTP/1.1 400"] {
+        assert!(matches!(Plan::decode(other, false), Err(DecodeError::Invalid(_))), "{other:?}");
     }
 }
