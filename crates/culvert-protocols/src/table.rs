@@ -244,6 +244,7 @@ mod tests {
     use culvert_config::options::inbound::mixed::HttpInbound;
     use culvert_config::options::outbound::direct::DirectOutbound;
     use culvert_config::options::tls::InboundTls;
+    use culvert_config::options::tls::inbound::InboundEch;
 
     use super::*;
 
@@ -258,12 +259,12 @@ mod tests {
     #[test]
     fn options_without_an_engine_are_named() {
         let cx = || InboundCx { tag: Tag::new("mixed", "in"), dialer: &crate::testing::no_dialer };
-        let mut tls =
-            Box::new(InboundTls { enabled: true, insecure: true, kernel_tx: true, ..InboundTls::default() });
+        let ech = Some(InboundEch { enabled: true, ..InboundEch::default() });
+        let mut tls = Box::new(InboundTls { enabled: true, insecure: true, ech, ..InboundTls::default() });
         let options =
             |tls: &InboundTls| HttpInbound { tls: Some(Box::new(tls.clone())), ..HttpInbound::default() };
         let error = options(&tls).build(cx()).err().unwrap();
-        assert_eq!(error.to_string(), "`tls.kernel_tx` is not built yet");
+        assert_eq!(error.to_string(), "`tls.ech` is not built yet");
         tls.enabled = false;
         assert!(options(&tls).build(cx()).is_ok(), "tls that is not enabled");
     }

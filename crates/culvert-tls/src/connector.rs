@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use culvert_core::{BoxStream, timeouts};
 use culvert_wire::Host;
-use rustls::client::{EchConfig, EchMode, Resumption};
+use rustls::client::{EchConfig as LibraryConfig, EchMode, Resumption};
 use rustls::crypto::aws_lc_rs::hpke::ALL_SUPPORTED_SUITES;
 use rustls::pki_types::{EchConfigListBytes, ServerName};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, NoKeyLog};
 
 use crate::authorities::{Authorities, Store};
-use crate::browser::{ClientHello, Fingerprint};
+use crate::browser::{ClientHello, EchConfig, Fingerprint};
 use crate::client::{self, Client, Judge, Verdict};
 use crate::conn::TlsConn;
 use crate::engine::{self, Facts};
@@ -212,6 +212,10 @@ impl Connector {
         change: impl FnOnce(&mut ClientHello) -> Result<(), TlsFault> + Send,
     ) -> Result<(TlsConn, Facts), TlsError> {
         let failed = |fault| failed(self.name.to_str().into_owned(), self.peer.clone(), fault);
+        if self.settings.ech.is_some() {
+            let reason = "a hello cannot be encrypted and changed at once".to_owned();
+            return Err(failed(TlsFault::Protocol(reason)));
+        }
         let fragment = Fragment { records: false, ..self.fragment };
         let handshake = self.imitate(conn, self.name.clone(), fragment, change);
         match tokio::time::timeout(self.timeout, handshake).await {
@@ -230,12 +234,28 @@ impl Connector {
     ) -> Result<(TlsConn, Facts), TlsFault> {
         let unable = || TlsFault::Protocol("the cryptography library failed".to_owned());
         let settings = &*self.settings;
-        let fingerprint = settings.fingerprint.unwrap_or(Fingerprint::Chrome);
+        let config = match &settings.ech {
+            Some(Ech::Configs(list)) => {
+                Some(EchConfig::choose(list).ok().flatten().ok_or(TlsFault::EchMissing)?)
+            }
+            Some(Ech::FromDns { .. }) | None => None,
+        };
+        let fingerprint = match settings.fingerprint {
+            // Not all that this may be have ECH.
+            None => Fingerprint::Chrome,
+            Some(Fingerprint::Random) if config.is_some() => Fingerprint::Chrome,
+            Some(fingerprint) => fingerprint,
+        };
         let shown = match &name {
             ServerName::DnsName(name) if !settings.disable_sni => Some(name.as_ref()),
             _ => None,
         };
-        let mut hello = ClientHello::new(fingerprint, shown, &settings.parameters.alpn).ok_or_else(unable)?;
+        let public = config.as_ref().map(|config| &*config.public_name).or(shown);
+        let mut hello =
+            ClientHello::new(fingerprint, public, &settings.parameters.alpn).ok_or_else(unable)?;
+        if let Some(config) = &config {
+            hello.encrypt(config, shown).ok_or_else(unable)?;
+        }
         let proof = settings.reality.as_ref().map(|reality| reality.sign(&mut hello).ok_or_else(unable));
         let proof = proof.transpose()?;
         change(&mut hello)?;
@@ -295,6 +315,6 @@ fn host_name(host: &Host) -> Result<ServerName<'static>, SettingsError> {
 
 fn ech(list: &[u8]) -> Result<EchMode, SettingsError> {
     let list = EchConfigListBytes::from(list.to_vec());
-    let config = EchConfig::new(list, ALL_SUPPORTED_SUITES);
+    let config = LibraryConfig::new(list, ALL_SUPPORTED_SUITES);
     config.map(EchMode::Enable).map_err(|error| SettingsError::invalid("ech", error))
 }

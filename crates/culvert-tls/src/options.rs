@@ -30,13 +30,15 @@ use crate::settings::{
 pub fn client(options: &OutboundTls) -> Result<ClientSettings, SettingsError> {
     not_built([
         ("engine", options.engine.get().is_some_and(|engine| engine != tls::outbound::TlsEngine::Own)),
-        ("kernel_tx", options.kernel_tx),
-        ("kernel_rx", options.kernel_rx),
         ("spoof", !options.spoof.is_empty()),
-        ("ech together with utls", imitates(options) && options.ech.as_ref().is_some_and(|ech| ech.enabled)),
         // All the suites of its TLS 1.2 are ones that are not spoken here.
         ("utls.fingerprint 360", fingerprint(options) == Some(Fingerprint::Browser360)),
     ])?;
+    if options.ech.as_ref().is_some_and(|ech| ech.enabled)
+        && fingerprint(options).is_some_and(|fingerprint| !fingerprint.has_ech())
+    {
+        return Err(SettingsError::invalid("utls.fingerprint", "this browser has no ECH"));
+    }
     let pins = &options.certificate_public_key_sha256;
     let trust = match source(&options.certificate, &options.certificate_path) {
         // A pin is looked at even where `insecure` stands beside it.
@@ -79,10 +81,6 @@ pub fn client(options: &OutboundTls) -> Result<ClientSettings, SettingsError> {
     })
 }
 
-fn imitates(options: &OutboundTls) -> bool {
-    options.utls.as_ref().is_some_and(|utls| utls.enabled)
-}
-
 /// The browser to imitate.
 fn fingerprint(options: &OutboundTls) -> Option<Fingerprint> {
     let utls = options.utls.as_ref().filter(|utls| utls.enabled)?;
@@ -105,6 +103,14 @@ fn fingerprint(options: &OutboundTls) -> Option<Fingerprint> {
         Some(Name::Android) => Fingerprint::Android,
         Some(Name::Random) => Fingerprint::Random,
         Some(Name::Randomized) => Fingerprint::Randomized,
+        Some(Name::Chrome120) => Fingerprint::Chrome120,
+        Some(Name::Chrome131) => Fingerprint::Chrome131,
+        Some(Name::Chrome133) => Fingerprint::Chrome133,
+        Some(Name::Firefox120) => Fingerprint::Firefox120,
+        Some(Name::Firefox148) => Fingerprint::Firefox148,
+        Some(Name::Safari16) => Fingerprint::Safari16,
+        Some(Name::Ios14) => Fingerprint::Ios14,
+        Some(Name::Edge85) => Fingerprint::Edge85,
     })
 }
 
@@ -126,8 +132,6 @@ fn reality(options: &OutboundTls) -> Result<Option<RealityClient>, SettingsError
 /// An option that is not built yet, or nothing that could be shown to clients.
 pub fn server(options: &InboundTls) -> Result<ServerSettings, SettingsError> {
     not_built([
-        ("kernel_tx", options.kernel_tx),
-        ("kernel_rx", options.kernel_rx),
         ("acme", options.acme.as_ref().is_some_and(|acme| !acme.domain.is_empty())),
         ("ech", options.ech.as_ref().is_some_and(|ech| ech.enabled)),
         ("reality", options.reality.as_ref().is_some_and(|reality| reality.enabled)),
@@ -372,14 +376,28 @@ mod tests {
     #[test]
     fn what_is_not_built_is_named() {
         for (tls, option) in [
-            (r#""kernel_tx": true"#, "kernel_tx"),
             (r#""spoof": "c.test""#, "spoof"),
             (r#""utls": {"enabled": true, "fingerprint": "360"}"#, "utls.fingerprint 360"),
-            (r#""utls": {"enabled": true}, "ech": {"enabled": true}"#, "ech together with utls"),
             (r#""max_version": "1.1""#, "max_version below 1.2"),
         ] {
             let error = client(&outbound(tls)).unwrap_err().to_string();
             assert_eq!(error, format!("{option} is not built yet"));
+        }
+    }
+
+    #[test]
+    fn names_are_encrypted_in_hellos_of_browsers_that_can() {
+        let options = |name: &str| {
+            outbound(&format!(
+                r#""utls": {{"enabled": true, "fingerprint": "{name}"}}, "ech": {{"enabled": true}}"#
+            ))
+        };
+        for name in ["", "chrome", "edge", "firefox", "random"] {
+            assert!(client(&options(name)).is_ok(), "{name}");
+        }
+        for name in ["safari", "qq", "android", "randomized"] {
+            let error = client(&options(name)).unwrap_err().to_string();
+            assert!(error.contains("no ECH"), "{name}: {error}");
         }
     }
 

@@ -11,7 +11,7 @@ use super::profiles::{
     SIGNATURE_ALGORITHMS, STATUS_REQUEST, SUPPORTED_GROUPS, SUPPORTED_VERSIONS,
 };
 use super::shares::is_known;
-use super::{Fingerprint, Profile, Shares};
+use super::{Fingerprint, InnerHello, Profile, Shares};
 
 const CLIENT_HELLO: u8 = 1;
 /// Where the 32 bytes of the session id stand in the message, behind type, length, version, random and its length.
@@ -19,16 +19,18 @@ const SESSION_ID: usize = 4 + 2 + 32 + 1;
 
 /// A first message, ready to be sent, with the keys that belong to it.
 pub struct ClientHello {
-    message: Vec<u8>,
+    pub(super) message: Vec<u8>,
     random: [u8; 32],
-    session_id: [u8; 32],
-    suites: Vec<u16>,
-    extensions: Vec<(u16, Vec<u8>)>,
+    pub(super) session_id: [u8; 32],
+    pub(super) suites: Vec<u16>,
+    pub(super) extensions: Vec<(u16, Vec<u8>)>,
     groups: Vec<u16>,
     versions: Vec<u16>,
     protocols: Vec<Vec<u8>>,
     compression: Vec<u16>,
     shares: Shares,
+    /// What is encrypted in it.
+    pub(super) inner: Option<InnerHello>,
 }
 
 impl ClientHello {
@@ -81,6 +83,16 @@ impl ClientHello {
         &self.session_id
     }
 
+    /// What is encrypted in it, if that is so.
+    pub(crate) fn inner(&self) -> Option<&InnerHello> {
+        self.inner.as_ref()
+    }
+
+    /// Writes the message anew, after a change.
+    pub(super) fn rewrite(&mut self) {
+        self.message = encode(&self.random, &self.session_id, &self.suites, &mut self.extensions);
+    }
+
     pub(crate) fn shares(&self) -> &Shares {
         &self.shares
     }
@@ -125,7 +137,7 @@ impl ClientHello {
             let at = self.extensions.iter().position(|(kind, _)| *kind == SUPPORTED_VERSIONS)?;
             self.extensions.insert(at + 1, (COOKIE, with_len(cookie)));
         }
-        self.message = encode(&self.random, &self.session_id, &self.suites, &mut self.extensions);
+        self.rewrite();
         Some(())
     }
 }
@@ -223,6 +235,7 @@ impl Draft {
             protocols,
             compression: profile.compression.to_vec(),
             shares,
+            inner: None,
         }
     }
 }
@@ -238,9 +251,9 @@ fn filled(list: &[u16], grease: u16) -> Vec<u16> {
 }
 
 /// The whole message. Padding, where there is some, is made to fit.
-fn encode(
+pub(super) fn encode(
     random: &[u8; 32],
-    session_id: &[u8; 32],
+    session_id: &[u8],
     suites: &[u16],
     extensions: &mut [(u16, Vec<u8>)],
 ) -> Vec<u8> {
@@ -248,8 +261,7 @@ fn encode(
     const ODD: std::ops::Range<usize> = 0x100..0x200;
     let mut head = vec![3, 3];
     head.extend(random);
-    head.push(32);
-    head.extend(session_id);
+    head.extend(with_short_len(session_id));
     head.extend(with_len(&numbers(suites)));
     head.extend([1, 0]);
     let unpadded: usize =
@@ -282,16 +294,16 @@ fn numbers(items: &[u16]) -> Vec<u8> {
 }
 
 /// Behind its length in two bytes. Nothing in a hello is longer than that allows.
-fn with_len(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn with_len(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat()
 }
 
 /// Behind its length in one byte.
-fn with_short_len(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn with_short_len(bytes: &[u8]) -> Vec<u8> {
     [&[bytes.len() as u8][..], bytes].concat()
 }
 
-fn name_list(name: &str) -> Vec<u8> {
+pub(super) fn name_list(name: &str) -> Vec<u8> {
     with_len(&[&[0][..], &with_len(name.as_bytes())].concat())
 }
 

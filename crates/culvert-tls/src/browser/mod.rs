@@ -19,6 +19,7 @@
 //! which would tie one connection to another.
 
 mod dice;
+mod ech;
 mod message;
 mod profiles;
 mod randomized;
@@ -28,6 +29,7 @@ pub(crate) mod tests;
 
 use std::sync::OnceLock;
 
+pub(crate) use ech::{Config as EchConfig, InnerHello};
 pub use message::ClientHello;
 pub(crate) use profiles::{
     ALPS, ALPS_OLD, COMPRESS_CERTIFICATE, COOKIE, DELEGATED_CREDENTIALS, ECH, EXTENDED_MASTER_SECRET,
@@ -39,11 +41,11 @@ pub(crate) use shares::Shares;
 /// A browser to imitate.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Fingerprint {
-    /// A recent Chrome: [`Chrome133`](Self::Chrome133).
+    /// A recent Chrome: 150 and 151.
     Chrome,
-    /// A recent Firefox: [`Firefox154`](Self::Firefox154).
+    /// A recent Firefox: 154.
     Firefox,
-    /// A recent Safari: [`Safari26`](Self::Safari26).
+    /// A recent Safari: 26.3.
     Safari,
     /// Safari on a recent iPhone, which says the same as on a Mac.
     Ios,
@@ -69,14 +71,8 @@ pub enum Fingerprint {
     Firefox120,
     /// Firefox 148 as Xray has it.
     Firefox148,
-    /// Firefox 152.
-    Firefox152,
-    /// Firefox 154.
-    Firefox154,
     /// Safari 16.0, without a key of ML-KEM.
     Safari16,
-    /// Safari 26.3.
-    Safari26,
     /// Safari on iOS 14, without a key of ML-KEM.
     Ios14,
     /// Edge 85, without a key of ML-KEM.
@@ -87,14 +83,14 @@ impl Fingerprint {
     /// What is sent under this name.
     pub(crate) fn profile(self) -> &'static Profile {
         match self {
-            Self::Chrome | Self::Chrome133 | Self::Edge => &profiles::CHROME_133,
+            Self::Chrome | Self::Edge => &profiles::CHROME_150,
+            Self::Chrome133 => &profiles::CHROME_133,
             Self::Chrome131 => &profiles::CHROME_131,
             Self::Chrome120 => &profiles::CHROME_120,
-            Self::Firefox | Self::Firefox154 => &profiles::FIREFOX_154,
-            Self::Firefox152 => &profiles::FIREFOX_152,
+            Self::Firefox => &profiles::FIREFOX_154,
             Self::Firefox148 => &profiles::FIREFOX_148,
             Self::Firefox120 => &profiles::FIREFOX_120,
-            Self::Safari | Self::Safari26 | Self::Ios => &profiles::SAFARI_26,
+            Self::Safari | Self::Ios => &profiles::SAFARI_26,
             Self::Safari16 => &profiles::SAFARI_16,
             Self::Ios14 => &profiles::IOS_14,
             Self::Edge85 => &profiles::EDGE_85,
@@ -119,14 +115,17 @@ impl Fingerprint {
         !matches!(self, Self::Android | Self::Browser360)
     }
 
+    /// Whether a name can be encrypted in its hello.
+    pub(crate) fn has_ech(self) -> bool {
+        self == Self::Random || self.profile().extensions.contains(&ECH)
+    }
+
     /// The name of the browser as it tells itself to web sites.
     #[must_use]
     pub(crate) fn family(self) -> Family {
         match self {
-            Self::Firefox | Self::Firefox120 | Self::Firefox148 | Self::Firefox152 | Self::Firefox154 => {
-                Family::Firefox
-            }
-            Self::Safari | Self::Safari16 | Self::Safari26 | Self::Ios | Self::Ios14 => Family::Safari,
+            Self::Firefox | Self::Firefox120 | Self::Firefox148 => Family::Firefox,
+            Self::Safari | Self::Safari16 | Self::Ios | Self::Ios14 => Family::Safari,
             _ => Family::Chrome,
         }
     }

@@ -128,13 +128,19 @@ fn read(fingerprint: Fingerprint) -> Read {
 const PUBLISHED: &[(Fingerprint, &str, Option<&str>, &[u16])] = &[
     (
         Fingerprint::Chrome,
+        "t13d1516h2_8daaf6152771_806a8c22fdea",
+        None,
+        &[0, 23, 65281, 10, 11, 35, 16, 5, 13, 18, 51, 45, 43, 27, 17613, 65037],
+    ),
+    (
+        Fingerprint::Chrome133,
         "t13d1516h2_8daaf6152771_d8a2da3f94cd",
         None,
         &[0, 23, 65281, 10, 11, 35, 16, 5, 13, 18, 51, 45, 43, 27, 17613, 65037],
     ),
     (
         Fingerprint::Edge,
-        "t13d1516h2_8daaf6152771_d8a2da3f94cd",
+        "t13d1516h2_8daaf6152771_806a8c22fdea",
         None,
         &[0, 23, 65281, 10, 11, 35, 16, 5, 13, 18, 51, 45, 43, 27, 17613, 65037],
     ),
@@ -154,12 +160,6 @@ const PUBLISHED: &[(Fingerprint, &str, Option<&str>, &[u16])] = &[
         Fingerprint::Firefox,
         "t13d1517h2_8daaf6152771_3cbfd9057e0d",
         Some("424f6d9c8b8928c0a0489a4f1a0f3e89"),
-        &[0, 23, 65281, 10, 11, 35, 16, 5, 34, 18, 51, 43, 13, 45, 28, 27, 65037],
-    ),
-    (
-        Fingerprint::Firefox152,
-        "t13d1617h2_86a278354501_3cbfd9057e0d",
-        Some("6447ab086255d194909d4013b1a89e87"),
         &[0, 23, 65281, 10, 11, 35, 16, 5, 34, 18, 51, 43, 13, 45, 28, 27, 65037],
     ),
     (

@@ -60,6 +60,7 @@ pub(crate) mod alert {
     pub(crate) const INTERNAL_ERROR: u8 = 80;
     pub(crate) const UNSUPPORTED_EXTENSION: u8 = 110;
     pub(crate) const NO_PROTOCOL: u8 = 120;
+    pub(crate) const ECH_REQUIRED: u8 = 121;
 }
 
 /// Why a handshake cannot go on, and what the server is told.
@@ -287,6 +288,10 @@ impl Client {
             if retried.is_some() {
                 return Err(Refusal::new(alert::UNEXPECTED_MESSAGE, "a second request for another hello"));
             }
+            if self.hello.inner().is_some() {
+                let reason = "the server asks for another hello, which is not built for encrypted ones";
+                return Err(Refusal::new(alert::HANDSHAKE_FAILURE, reason));
+            }
             return self.retry(message, &hello);
         }
         if !self.flow.partial.is_empty() && hello.selected_version().is_some() {
@@ -298,6 +303,10 @@ impl Client {
         }
         if retried.is_some() {
             return Err(Refusal::illegal("the server changed the version between two hellos"));
+        }
+        if self.hello.inner().is_some() {
+            let reason = "the server speaks TLS 1.2, which has no encrypted hellos";
+            return Err(Refusal::new(alert::PROTOCOL_VERSION, reason));
         }
         let handshake = tls12::Handshake::start(&self.hello, message, &hello)?;
         Ok(State::Tls12(Box::new(handshake)))

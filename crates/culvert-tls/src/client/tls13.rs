@@ -6,15 +6,16 @@
 //! ```
 
 use culvert_wire::Reader;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, ServerName};
 
 use super::messages::{self, ServerHello};
 use super::{Done, Flow, Refusal, Retried, Verdict, alert, compressed, tls13_cipher};
 use crate::browser::{
-    ALPS, ALPS_OLD, COMPRESS_CERTIFICATE, ClientHello, ECH, KEY_SHARE, PROTOCOLS, RECORD_SIZE_LIMIT,
-    SERVER_NAME, SUPPORTED_GROUPS, SUPPORTED_VERSIONS,
+    ALPS, ALPS_OLD, COMPRESS_CERTIFICATE, ClientHello, ECH, InnerHello, KEY_SHARE, PROTOCOLS,
+    RECORD_SIZE_LIMIT, SERVER_NAME, SUPPORTED_GROUPS, SUPPORTED_VERSIONS,
 };
 use crate::engine::Facts;
+use crate::error::TlsFault;
 use crate::record::{Cipher, MAX_DATA, Opener, Sealer, Secret, TrafficSecret};
 use crate::schedule::{Schedule, Transcript, finished, is_finished, signed_content};
 use crate::settings::Version;
@@ -43,6 +44,10 @@ pub(super) struct Handshake {
     /// Context and schemes of a certificate that the server wants.
     request: Option<(Vec<u8>, Vec<u16>)>,
     limit: usize,
+    /// The server has not opened the hello that is encrypted in ours.
+    rejected: bool,
+    /// Configurations with which it would have.
+    better: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -82,10 +87,17 @@ impl Handshake {
             ));
         }
         let (group, share) = answer.key_share()?;
+        let accepted = hello.inner().filter(|inner| inner.is_accepted(cipher, message));
+        let rejected = hello.inner().filter(|_| accepted.is_none());
+        if let Some(inner) = rejected {
+            // Only the site of that name may say that there are other configurations.
+            let name = ServerName::try_from(inner.public_name.clone());
+            flow.judge.name = name.map_err(|_| Refusal::illegal("a public name that is none"))?;
+        }
         let mut transcript = match retried {
             None => {
                 let mut transcript = Transcript::new(cipher);
-                transcript.add(hello.message());
+                transcript.add(accepted.map_or(hello.message(), InnerHello::message));
                 transcript
             }
             Some(retried) => {
@@ -123,6 +135,8 @@ impl Handshake {
             settings: None,
             request: None,
             limit: MAX_DATA,
+            rejected: rejected.is_some(),
+            better: None,
         })
     }
 
@@ -200,7 +214,8 @@ impl Handshake {
                 }
                 ALPS | ALPS_OLD => self.settings = Some(kind),
                 RECORD_SIZE_LIMIT => self.limit = record_limit(body)?,
-                // What our hello shows of ECH is for show, and configurations to try instead are for those who meant it.
+                // Mostly what our hello shows of ECH is for show only.
+                ECH if self.rejected => self.better = Some(body.to_vec()),
                 SERVER_NAME | SUPPORTED_GROUPS | ECH => {}
                 _ => return Err(Refusal::illegal("an extension at a wrong place")),
             }
@@ -220,6 +235,10 @@ impl Handshake {
 
     /// Sends our part and goes over to the keys of the stream.
     fn finish(&mut self, flow: &mut Flow) -> Result<Done, Refusal> {
+        if self.rejected {
+            let fault = TlsFault::EchRejected { retry: self.better.take() };
+            return Err(Refusal { alert: Some(alert::ECH_REQUIRED), fault });
+        }
         let hash = self.transcript.hash();
         if let Some(kind) = self.settings {
             let [high, low] = kind.to_be_bytes();

@@ -168,7 +168,7 @@ fn headers(family: Family) -> Vec<(&'static str, String)> {
             (
                 "User-Agent",
                 "Mozilla/5.0 (Windows NT 10.0; Win64; x64) AppleWebKit/537.36 (KHTML, like Gecko) \
-                 Chrome/149.0.0.0 Safari/537.36",
+                 Chrome/151.0.0.0 Safari/537.36",
             ),
             (
                 "Accept",

@@ -13,7 +13,7 @@ use crate::settings::{
 use crate::testing::{Ca, pattern, shake, transfer};
 use crate::{Acceptor, Connector};
 
-const ALL: [Fingerprint; 20] = [
+const ALL: [Fingerprint; 17] = [
     Fingerprint::Chrome,
     Fingerprint::Firefox,
     Fingerprint::Safari,
@@ -28,10 +28,7 @@ const ALL: [Fingerprint; 20] = [
     Fingerprint::Chrome133,
     Fingerprint::Firefox120,
     Fingerprint::Firefox148,
-    Fingerprint::Firefox152,
-    Fingerprint::Firefox154,
     Fingerprint::Safari16,
-    Fingerprint::Safari26,
     Fingerprint::Ios14,
     Fingerprint::Edge85,
 ];

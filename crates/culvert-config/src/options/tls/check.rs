@@ -51,6 +51,17 @@ pub(crate) fn check_unused<'a>(
     }
 }
 
+/// Options that only say who does the work are taken without doing it, as what is sent is the same.
+pub(super) fn check_kernel(tx: bool, rx: bool, node: &Node, cx: &mut Cx<'_>) {
+    for (key, used) in [("kernel_tx", tx), ("kernel_rx", rx)] {
+        if used {
+            let message =
+                format!("`{key}` has no effect: the records of TLS are made and opened in the program");
+            cx.warn(node.place_of(key), message);
+        }
+    }
+}
+
 pub(super) fn check_words(
     [min, max]: [&Word<TlsVersion>; 2],
     suites: &List<Word<CipherSuite>>,

@@ -1,6 +1,6 @@
 //! TLS of inbounds and of services.
 
-use super::check::{Source, Wanted, check_pair, check_pem, check_unused, check_words};
+use super::check::{Source, Wanted, check_kernel, check_pair, check_pem, check_unused, check_words};
 use super::{CipherSuite, Curve, Need, TlsVersion};
 use crate::cx::Cx;
 use crate::json::Node;
@@ -115,6 +115,7 @@ impl InboundTls {
         let Some(tls) = need.used(tls, |tls| tls.enabled, parent, cx) else { return };
         let node = parent.get("tls").unwrap_or(parent);
         check_words([&tls.min_version, &tls.max_version], &tls.cipher_suites, node, cx);
+        check_kernel(tls.kernel_tx, tls.kernel_rx, node, cx);
         match tls.reality.as_deref().filter(|reality| reality.enabled) {
             Some(reality) => tls.check_reality(reality, node, cx),
             None => {

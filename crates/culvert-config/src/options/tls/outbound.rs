@@ -1,6 +1,6 @@
 //! TLS of outbounds, DNS servers and HTTP clients.
 
-use super::check::{Source, Wanted, check_pair, check_unused, check_words};
+use super::check::{Source, Wanted, check_kernel, check_pair, check_unused, check_words};
 use super::{CipherSuite, Curve, Need, SpoofMethod, TlsVersion};
 use crate::cx::Cx;
 use crate::json::Node;
@@ -144,6 +144,22 @@ choices! {
         ChromePq = "chrome_pq",
         /// The same as `chrome`.
         ChromePqPsk = "chrome_pq_psk",
+        /// Chrome 120. This and what follows are names of Xray, for those who want an older hello.
+        Chrome120 = "hellochrome_120",
+        /// Chrome 131.
+        Chrome131 = "hellochrome_131",
+        /// Chrome 133 to 149.
+        Chrome133 = "hellochrome_133",
+        /// Firefox 120.
+        Firefox120 = "hellofirefox_120",
+        /// Firefox 148.
+        Firefox148 = "hellofirefox_148",
+        /// Safari 16.
+        Safari16 = "hellosafari_16_0",
+        /// Safari on iOS 14.
+        Ios14 = "helloios_14",
+        /// Edge 85.
+        Edge85 = "helloedge_85",
     }
 }
 
@@ -159,6 +175,7 @@ impl OutboundTls {
             );
         }
         check_words([&tls.min_version, &tls.max_version], &tls.cipher_suites, node, cx);
+        check_kernel(tls.kernel_tx, tls.kernel_rx, node, cx);
         tls.check_engine(node, cx);
         tls.check_authorities(node, cx);
         tls.check_client_certificate(node, cx);
