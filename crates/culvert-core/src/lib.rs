@@ -26,6 +26,7 @@
 
 pub mod chain;
 pub mod conn;
+pub mod crowd;
 pub mod dialer;
 pub mod dispatch;
 pub mod duplex;

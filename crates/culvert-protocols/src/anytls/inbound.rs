@@ -86,6 +86,7 @@ impl StreamServer for AnyTlsServer {
         };
         drop(handshake);
         session.user = known.name;
+        let _counts = culvert_core::crowd::Member::default();
         let mut driver = Driver::server(conn, early, Arc::clone(&self.scheme));
         // Held while there is no stream.
         let mut place = None;

@@ -102,6 +102,7 @@ impl Client {
     fn run(&self, mut driver: Driver, session: &Session) {
         let (tag, id, pool) = (self.tag.clone(), session.id.get(), Arc::downgrade(&self.pool));
         tokio::spawn(async move {
+            let _counts = culvert_core::crowd::Member::default();
             let outcome = poll_fn(|cx| driver.poll(cx)).await;
             if let Err(fault) = &outcome {
                 tracing::debug!(conn = id, "outbound/{tag}: session ended: {fault}");

@@ -345,6 +345,7 @@ impl Client {
 }
 
 async fn run_frames(mut driver: Driver, tag: Tag) {
+    let _counts = culvert_core::crowd::Member::default();
     loop {
         match driver.next().await {
             Event::Opened(_) | Event::Idle => {}
@@ -355,6 +356,7 @@ async fn run_frames(mut driver: Driver, tag: Tag) {
 }
 
 async fn run_h2(driver: h2::ClientDriver, tag: Tag) {
+    let _counts = culvert_core::crowd::Member::default();
     if let Event::Ended(error) = driver.run(MUX_IDLE_CLIENT).await {
         log_end(&tag, &error);
     }

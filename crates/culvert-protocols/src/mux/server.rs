@@ -141,6 +141,7 @@ async fn drive(
     streams: Arc<dyn StreamServer>,
     dispatch: &Dispatch,
 ) -> Result<(), ServeError> {
+    let _counts = culvert_core::crowd::Member::default();
     let client = carrier.source.ip();
     let mut place = Some(dispatch.waiting().enter(client));
     loop {

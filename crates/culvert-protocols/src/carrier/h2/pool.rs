@@ -186,6 +186,7 @@ impl Pool {
 
 /// Moves the frames of a connection until it ends: by the server, by silence, or because nobody needs it.
 async fn drive(mut connection: Connection<Io, Payload>, traffic: Arc<Traffic>, health: Health) {
+    let _counts = culvert_core::crowd::Member::default();
     let pings = connection.ping_pong();
     tokio::select! {
         ended = &mut connection => {

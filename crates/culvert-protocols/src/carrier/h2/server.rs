@@ -61,6 +61,7 @@ pub(in crate::carrier) async fn serve(
     door: &dyn Door,
     inside: &Arc<dyn StreamServer>,
 ) -> Result<(), ServeError> {
+    let _counts = culvert_core::crowd::Member::default();
     let traffic = Traffic::new();
     let shaken = Builder::new()
         .initial_window_size(STREAM_WINDOW)
