@@ -46,6 +46,8 @@ pub mod direct;
 pub mod fields;
 mod fragments;
 pub mod framed;
+#[cfg(test)]
+mod fuzzing;
 mod h3;
 mod handshake;
 mod headed;

@@ -960,6 +960,108 @@ async fn a_client_has_only_so_many_streams_in_a_session() {
     assert!(sent.windows(8).any(|frame| frame == hex("0001000800000007")), "the fourth breaks off");
 }
 
+/// Streams that are opened and given up at once, signs of life, data for nobody: nothing of it stays, and the session and
+/// others are served.
+#[tokio::test]
+async fn floods_leave_nothing_behind() {
+    let smux = |command: u8, id: u32| [&[1, command, 0, 0][..], &id.to_le_bytes()].concat();
+    let yamux = |kind: u8, flags: u8, id: u32, len: u32| {
+        [&[0, kind, 0, flags][..], &id.to_be_bytes(), &len.to_be_bytes()].concat()
+    };
+    type Piece<'a> = &'a dyn Fn(u32) -> Vec<u8>;
+    let rows: [(&str, &str, Piece<'_>, &str); 7] = [
+        ("smux: streams", "0000", &|id| [smux(0, id), smux(1, id)].concat(), "smux"),
+        ("smux: nothing", "0000", &|_| smux(3, 0), "smux"),
+        (
+            "smux: data for nobody",
+            "0000",
+            &|id| [&[1, 2, 1, 0][..], &id.to_le_bytes(), b"x"].concat(),
+            "smux",
+        ),
+        ("yamux: streams", "0001", &|id| [yamux(1, 1, id, 0), yamux(1, 8, id, 0)].concat(), "yamux"),
+        ("yamux: pings", "0001", &|value| yamux(2, 1, 0, value), "yamux"),
+        ("yamux: data for nobody", "0001", &|id| [yamux(0, 0, id, 1), vec![7]].concat(), "yamux"),
+        ("yamux: windows", "0001", &|id| yamux(1, 0, id, u32::MAX), "yamux"),
+    ];
+    for (what, start, piece, kind) in rows {
+        let mut world = World::new();
+        let near = served(&world, start).await;
+        let (mut reading, mut writing) = tokio::io::split(near);
+        let (found, mut finding) = tokio::sync::mpsc::unbounded_channel();
+        let listening = tokio::spawn(async move {
+            let (mut last, mut bytes) = (Vec::new(), vec![0; 16 << 10]);
+            while let Ok(count @ 1..) = reading.read(&mut bytes).await {
+                last.extend_from_slice(&bytes[..count]);
+                if last.ends_with(b"yo!") {
+                    let _ = found.send(());
+                }
+                let old = last.len().saturating_sub(16);
+                last.drain(..old);
+            }
+        });
+        for round in 0..20_000u32 {
+            writing.write_all(&piece(2 * round + 3)).await.unwrap();
+        }
+        let hi = "0000017f00000100506869";
+        let legal = match kind {
+            "smux" => format!("0100000001000100 01020b0001000100 {hi}"),
+            _ => format!("000100010001000100000000 00000000000100010000000b {hi}"),
+        };
+        writing.write_all(&hex(&legal)).await.unwrap();
+        let mut far = world.next().await.stream();
+        far.write_all(b"yo!").await.unwrap();
+        let served = tokio::time::timeout(Duration::from_secs(20), finding.recv()).await;
+        assert!(served.is_ok(), "{what}: the session is stuck");
+        while !world.dispatch.handshakes().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(world.dispatch.flows().len(), 1, "{what}");
+        drop(far);
+        writing.shutdown().await.unwrap();
+        listening.await.unwrap();
+    }
+}
+
+/// Signs of life are answered as long as somebody reads the answers.
+#[tokio::test]
+async fn pings_whose_answers_are_not_read_are_not_taken() {
+    let world = World::new();
+    let mut near = served(&world, "0001").await;
+    let pings = hex("0002000100000000 00000001").repeat(1000);
+    let mut taken = 0;
+    while let Ok(written) = tokio::time::timeout(Duration::from_millis(500), near.write_all(&pings)).await {
+        written.unwrap();
+        taken += pings.len();
+        assert!(taken < 1 << 20, "they are taken without an end");
+    }
+}
+
+/// The same as the first for HTTP/2 (CVE-2023-44487).
+#[tokio::test]
+async fn requests_that_are_given_up_leave_nothing_behind() {
+    let mut world = World::new();
+    let near = served(&world, "0002").await;
+    let (mut send, connection) = ::h2::client::handshake(near).await.unwrap();
+    tokio::spawn(connection);
+    let request = || {
+        let request = http::Request::builder().method(http::Method::CONNECT).uri("localhost");
+        request.body(()).unwrap()
+    };
+    for _ in 0..5_000 {
+        let Ok(()) = std::future::poll_fn(|cx| send.poll_ready(cx)).await else { break };
+        let Ok((_response, mut body)) = send.send_request(request(), false) else { break };
+        body.send_reset(::h2::Reason::CANCEL);
+        tokio::task::yield_now().await;
+    }
+    while !world.dispatch.handshakes().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert!(world.dispatch.flows().is_empty() && world.arrivals.try_recv().is_err());
+    let mut pair = Pair::within(world, MuxProtocol::H2Mux, &OutboundMux::default(), InboundMux::default());
+    let (near, far) = pair.stream().await;
+    exchange(near, far, b"others are served").await;
+}
+
 // Fixed speeds.
 
 fn brutal() -> Option<Brutal> {

@@ -434,3 +434,48 @@ async fn a_refusal_is_an_error_of_the_stream() {
     let error = conn.read(&mut [0; 1]).await.unwrap_err();
     assert_eq!(error.to_string(), "server answered with status 404");
 }
+
+/// The first bytes of a client, with empty settings.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let len = (payload.len() as u32).to_be_bytes();
+    [&len[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Frames that cost their sender next to nothing, over and over: headers that never end (VU#421644), settings and pings
+/// whose answers nobody reads. A server takes only so much of them, and others are served.
+#[tokio::test]
+async fn floods_of_frames_are_not_taken() {
+    const MOST: usize = 2 << 20;
+    // An incompressible field that is not indexed.
+    let field = [&[0x10, 1, b'x', 0x7f, 0x80, 0x7e][..], &vec![b'y'; 127 + 16_000]].concat();
+    for (what, start, piece) in [
+        ("headers without an end", frame(1, 0, 1, &[0x82]), frame(9, 0, 1, &field)),
+        ("empty headers without an end", frame(1, 0, 1, &[0x82]), frame(9, 0, 1, b"")),
+        ("settings", Vec::new(), frame(4, 0, 0, &[0, 4, 0, 1, 0, 0])),
+        ("pings", Vec::new(), frame(6, 0, 0, b"12345678")),
+    ] {
+        let mut world = World::new();
+        let (server, mut caught) = server(options("s", 0));
+        let (mut conn, serving) = world.serve(&server);
+        conn.write_all(&[PREFACE, &start].concat()).await.unwrap();
+        let mut taken = 0;
+        let many = piece.repeat(1 + 16_384 / piece.len());
+        let ended = loop {
+            assert!(taken < MOST, "{what} are taken without an end");
+            match tokio::time::timeout(Duration::from_millis(500), conn.write_all(&many)).await {
+                Ok(Ok(())) => taken += many.len(),
+                Ok(Err(_)) => break true,
+                Err(_) => break false,
+            }
+        };
+        if ended {
+            assert!(serving.await.unwrap().is_err(), "{what}");
+        }
+        assert!(caught.try_recv().is_err() && world.arrivals.try_recv().is_err(), "{what}");
+        let (mut send, _serving) = raw(&world, &server).await;
+        let (_response, _body) = send.send_request(request("/s/Tun"), false).unwrap();
+        assert!(caught.recv().await.is_some(), "{what}");
+    }
+}
