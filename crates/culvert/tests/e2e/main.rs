@@ -7,11 +7,13 @@
 //! | [`site`]    | a row brought to life: origin, programs, and ways to dial through them                |
 //! | [`proxy`]   | one program with one inbound, for the tests that speak by hand                        |
 //! | [`curl`]    | curl through every kind of proxy                                                      |
+//! | [`ech`]     | names encrypted in the hellos of browsers                                             |
 //! | [`http`]    | the HTTP proxy's finer points, each from a field report                               |
 //! | [`socks`]   | the same for SOCKS                                                                    |
 //! | [`trojan_gfw`] | Trojan's own program, and strangers at a server's door |
 //! | [`libev`]   | Shadowsocks with shadowsocks-libev, its plugins, and relays                           |
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
+//! | [`probing`] | what probers get from a REALITY server, and from the site it imitates                 |
 //! | [`reality`] | protocols inside REALITY, and strangers before it                                      |
 //! | [`shadowtls`] | ShadowTLS with Shadowsocks inside, and strangers before it                        |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
@@ -32,10 +34,12 @@
 mod acme;
 mod checks;
 mod curl;
+mod ech;
 mod hostile;
 mod http;
 mod libev;
 mod links;
+mod probing;
 mod program;
 mod proxy;
 mod reality;

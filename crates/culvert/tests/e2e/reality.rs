@@ -13,10 +13,10 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-const PRIVATE_KEY: &str = "INakUD_p8PibNNX5pH23SBx8aRdO688ZMThcekVbbVk";
-const PUBLIC_KEY: &str = "xjRCb4UbezciBCZSAE41_7by990VpABzYTJWRhcsknw";
-const SHORT_ID: &str = "0123456789abcdef";
-const ID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
+pub(crate) const PRIVATE_KEY: &str = "INakUD_p8PibNNX5pH23SBx8aRdO688ZMThcekVbbVk";
+pub(crate) const PUBLIC_KEY: &str = "xjRCb4UbezciBCZSAE41_7by990VpABzYTJWRhcsknw";
+pub(crate) const SHORT_ID: &str = "0123456789abcdef";
+pub(crate) const ID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
 const FLOW: &str = "xtls-rprx-vision";
 
 #[test]
@@ -74,7 +74,7 @@ async fn inside(mut outbound: Value, mut inbound: Value, browser: &str) -> Resul
         json!({ "type": "mixed", "tag": "entry", "listen": "127.0.0.1", "listen_port": entry.number() });
     let client =
         culvert().serve(&json!({ "log": log, "inbounds": [way_in], "outbounds": [outbound] })).await?;
-    visit(between.v4(), &certificate, &rustls::version::TLS13)
+    visit(between.v4(), "site.test", &certificate, &rustls::version::TLS13)
         .await
         .map_err(|error| format!("a visitor: {error}"))?;
     crate::checks::all(Site::running(Origin::start().await?, entry, vec![client, server], ALL)?).await?;

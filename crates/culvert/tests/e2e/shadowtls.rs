@@ -1,7 +1,7 @@
 //! ShadowTLS with Shadowsocks inside, against sing-box in both directions, and what strangers get.
 
 use crate::site::{Carries, ENDS_TOGETHER, Site};
-use crate::vision::{connector, echo};
+use crate::vision::{connector, echo_at};
 use crate::{Side, run};
 use culvert_testkit::certificate::Certificate;
 use culvert_testkit::origin::Origin;
@@ -55,6 +55,20 @@ fn version_3_with_a_site_of_tls_1_2() {
     run(all(3, &rustls::version::TLS12, json!({ "users": [{ "password": "secret" }] })));
 }
 
+/// A client of ours chooses the site by its name; a stranger does so with `all`, and with `authed` has the usual one.
+#[test]
+fn version_3_with_any_site() {
+    run(async {
+        for wildcard in ["authed", "all"] {
+            let options =
+                json!({ "users": [{ "password": "secret" }], "strict_mode": true, "wildcard_sni": wildcard });
+            let outcome = all(3, &rustls::version::TLS13, options).await;
+            outcome.map_err(|error| format!("{wildcard}: {error}"))?;
+        }
+        Ok(())
+    });
+}
+
 /// The lightly checked ways through both programs, and strangers at Culvert's door.
 async fn all(version: u8, tls: &'static rustls::SupportedProtocolVersion, options: Value) -> Result {
     for (client, server) in PAIRINGS {
@@ -73,10 +87,20 @@ async fn pairing(
 ) -> Result {
     let is_ours = server == Side::Culvert;
     let (Some(client), Some(server)) = (client.program(), server.program()) else { return Ok(()) };
-    let certificate = Certificate::for_name("site.test");
-    let (site, serving) = echo(&certificate, tls).await?;
+    // A site that is known by its name only listens where sites do.
+    let wildcard = options["wildcard_sni"].as_str().map(str::to_owned);
+    let (name, address) = match wildcard {
+        Some(_) => ("localhost", "127.0.0.1:443"),
+        None => ("site.test", "127.0.0.1:0"),
+    };
+    let certificate = Certificate::for_name(name);
+    let (site, serving) = echo_at(address, &certificate, tls).await?;
     let (entry, between, inner) = (Port::reserve()?, Port::reserve()?, Port::reserve()?);
-    let handshake = json!({ "server": "127.0.0.1", "server_port": site.port() });
+    // Who is let go nowhere else sees one with another certificate for the same name.
+    let other = Certificate::for_name(name);
+    let (usual, serving_usual) = echo_at("127.0.0.1:0", &other, tls).await?;
+    let port = if wildcard.is_some() { usual.port() } else { site.port() };
+    let handshake = json!({ "server": "127.0.0.1", "server_port": port });
     if options.as_object_mut().and_then(|all| all.remove("by_name")).is_some() {
         options["handshake_for_server_name"] = json!({ "site.test": handshake });
         options["handshake"] = json!({ "server": "127.0.0.1", "server_port": 1 });
@@ -104,7 +128,7 @@ async fn pairing(
     let mut outbound = json!({
         "type": "shadowtls", "tag": "shadow", "server": "127.0.0.1", "server_port": between.number(),
         "version": version,
-        "tls": { "enabled": true, "server_name": "site.test", "certificate": [certificate.certificate] }
+        "tls": { "enabled": true, "server_name": name, "certificate": [certificate.certificate] }
     });
     if version > 1 {
         outbound["password"] = "secret".into();
@@ -118,21 +142,26 @@ async fn pairing(
     let client =
         client.serve(&json!({ "log": log, "inbounds": [way_in], "outbounds": [inner, outbound] })).await?;
     if is_ours && version > 1 {
-        visit(between.v4(), &certificate, tls).await.map_err(|error| format!("a visitor: {error}"))?;
+        let seen = if wildcard.as_deref() == Some("authed") { &other } else { &certificate };
+        visit(between.v4(), name, seen, tls).await.map_err(|error| format!("a visitor: {error}"))?;
     }
     crate::checks::all(Site::running(Origin::start().await?, entry, vec![client, server], CARRIES)?).await?;
+    serving_usual.abort();
     serving.abort();
+    // The next one listens at the same place.
+    let _ = serving.await;
     Ok(())
 }
 
 /// Somebody who wants to see the site sees it.
 pub(crate) async fn visit(
     address: std::net::SocketAddr,
+    name: &'static str,
     certificate: &Certificate,
     tls: &'static rustls::SupportedProtocolVersion,
 ) -> Result {
     let stream = TcpStream::connect(address).await?;
-    let mut stream = connector(certificate, tls)?.connect(ServerName::try_from("site.test")?, stream).await?;
+    let mut stream = connector(certificate, tls)?.connect(ServerName::try_from(name)?, stream).await?;
     for round in 0..5u8 {
         let said = vec![round; 3000];
         stream.write_all(&said).await?;

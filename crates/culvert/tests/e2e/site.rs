@@ -190,6 +190,11 @@ impl Site {
         Ok(Self { origin, peers, entry, carries, port, banner_port, idle_descriptors, strict, light: false })
     }
 
+    /// The same, to be checked lightly.
+    pub(crate) fn lightly(self) -> Self {
+        Self { light: true, ..self }
+    }
+
     pub(crate) fn carries(&self) -> Carries {
         self.carries
     }

@@ -77,7 +77,7 @@ async fn origin(
     certificate: &Certificate,
     version: &'static SupportedProtocolVersion,
 ) -> Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
-    serve(certificate, version, |mut stream| async move {
+    serve("127.0.0.1:0", certificate, version, |mut stream| async move {
         let (length, piece) = (stream.read_u64().await?, stream.read_u64().await?);
         exchange(stream, [2, 1], length, piece as usize).await
     })
@@ -89,7 +89,16 @@ pub(crate) async fn echo(
     certificate: &Certificate,
     version: &'static SupportedProtocolVersion,
 ) -> Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
-    serve(certificate, version, |stream| async move {
+    echo_at("127.0.0.1:0", certificate, version).await
+}
+
+/// The same at this address.
+pub(crate) async fn echo_at(
+    address: &str,
+    certificate: &Certificate,
+    version: &'static SupportedProtocolVersion,
+) -> Result<(SocketAddr, tokio::task::JoinHandle<()>)> {
+    serve(address, certificate, version, |stream| async move {
         let (mut reading, mut writing) = tokio::io::split(stream);
         tokio::io::copy(&mut reading, &mut writing).await?;
         Ok(writing.shutdown().await?)
@@ -98,6 +107,7 @@ pub(crate) async fn echo(
 }
 
 async fn serve<F: Future<Output = Result> + Send>(
+    address: &str,
     certificate: &Certificate,
     version: &'static SupportedProtocolVersion,
     one: impl Fn(TlsStream<TcpStream>) -> F + Copy + Send + Sync + 'static,
@@ -109,7 +119,7 @@ async fn serve<F: Future<Output = Result> + Send>(
         .with_no_client_auth()
         .with_single_cert(chain, key)?;
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
     let serving = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
