@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 
 use crate::chain::{Chain, PerEnd};
 use crate::failure::Failure;
+use crate::inner;
 use crate::procfs::{CpuSample, SystemCpu, softirq_threads};
+use crate::protocols::Inner;
 use crate::target::{self, Target, WRITE};
 use crate::verify;
 use crate::wire::{Header, Op};
 
-/// How long all streams may take until each has moved its first bytes.
-const FIRST_BYTES: Duration = Duration::from_secs(10);
+/// How long all streams may take until each has moved its first bytes, in units of the patience with stalls.
+const FIRST_BYTES: u32 = 2;
 /// A stream that moves nothing for this long has stalled.
 const STALL: Duration = Duration::from_secs(5);
 /// How often a running load is looked after.
@@ -60,6 +62,7 @@ pub(crate) struct Bulk<'a> {
     chain: &'a Chain,
     target: &'a Target,
     direction: Direction,
+    patience: Duration,
     /// What the target's counters said before.
     base: Vec<u64>,
     streams: Vec<Stream>,
@@ -86,11 +89,23 @@ impl<'a> Bulk<'a> {
         count: usize,
         direction: Direction,
     ) -> Result<Self, Failure> {
+        Self::start_with_patience(chain, target, count, direction, STALL)
+    }
+
+    /// As [`Bulk::start`], where a stream may stand still for so long: on a lossy path that is no fault of anybody.
+    pub(crate) fn start_with_patience(
+        chain: &'a Chain,
+        target: &'a Target,
+        count: usize,
+        direction: Direction,
+        patience: Duration,
+    ) -> Result<Self, Failure> {
         let base = (0..count).map(|stream| target.received(stream)).collect();
         let mut bulk = Self {
             chain,
             target,
             direction,
+            patience,
             base,
             streams: Vec::with_capacity(count),
             shared: Arc::default(),
@@ -111,7 +126,10 @@ impl<'a> Bulk<'a> {
         for (number, socket) in sockets.iter_mut().enumerate() {
             bulk.announce(number, socket).map_err(failed(number))?;
         }
-        let payload = verify::noise(WRITE);
+        let payload = match chain.inner() {
+            Inner::Plain => verify::noise(WRITE),
+            Inner::Tls => inner::records(),
+        };
         for (number, socket) in sockets.into_iter().enumerate() {
             bulk.begin(socket, Arc::clone(&payload)).map_err(failed(number))?;
         }
@@ -119,11 +137,11 @@ impl<'a> Bulk<'a> {
         let still = |bulk: &Self| bulk.moved().iter().filter(|bytes| **bytes == 0).count();
         while still(&bulk) > 0 {
             bulk.check()?;
-            if begun.elapsed() > FIRST_BYTES {
+            if begun.elapsed() > patience * FIRST_BYTES {
                 return Err(Failure::Stalled {
                     count: still(&bulk),
                     of: count,
-                    seconds: FIRST_BYTES.as_secs_f64(),
+                    seconds: begun.elapsed().as_secs_f64(),
                 });
             }
             thread::sleep(Duration::from_millis(1));
@@ -161,8 +179,12 @@ impl<'a> Bulk<'a> {
             if still == 0 {
                 return Ok(());
             }
-            if begun.elapsed() > STALL {
-                return Err(Failure::Stalled { count: still, of: now.len(), seconds: STALL.as_secs_f64() });
+            if begun.elapsed() > self.patience {
+                return Err(Failure::Stalled {
+                    count: still,
+                    of: now.len(),
+                    seconds: self.patience.as_secs_f64(),
+                });
             }
             self.run_for(GLANCE)?;
         }
@@ -183,20 +205,30 @@ impl<'a> Bulk<'a> {
 
     fn connect(&self, number: usize) -> io::Result<TcpStream> {
         let mut socket = self.chain.connect()?;
+        if self.chain.inner() == Inner::Tls {
+            inner::connect(&mut socket, self.target.inner_tls())?;
+        }
         if self.direction == Direction::Up {
             // Its answer shows that the stream stands, so that only the load itself is left to begin.
-            socket.write_all(&Header { op: Op::Up, stream: number as u32, length: 0 }.encode())?;
+            self.say(&mut socket, Op::Up, number)?;
         }
         Ok(socket)
     }
 
     /// Makes the other end ready, or begin.
     fn announce(&self, number: usize, socket: &mut TcpStream) -> io::Result<()> {
-        match self.direction {
-            Direction::Down => {
-                socket.write_all(&Header { op: Op::Down, stream: number as u32, length: 0 }.encode())
-            }
-            Direction::Up => socket.read_exact(&mut [0]),
+        match (self.direction, self.chain.inner()) {
+            (Direction::Down, _) => self.say(socket, Op::Down, number),
+            (Direction::Up, Inner::Plain) => socket.read_exact(&mut [0]),
+            (Direction::Up, Inner::Tls) => inner::hear::<1>(socket).map(drop),
+        }
+    }
+
+    fn say(&self, socket: &mut TcpStream, op: Op, number: usize) -> io::Result<()> {
+        let header = Header { op, stream: number as u32, length: 0 }.encode();
+        match self.chain.inner() {
+            Inner::Plain => socket.write_all(&header),
+            Inner::Tls => inner::say(socket, &header),
         }
     }
 

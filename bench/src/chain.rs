@@ -9,13 +9,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::adapters;
 use crate::failure::Failure;
 use crate::identity::Identity;
+use crate::network::{self, Network};
 use crate::process::Process;
 use crate::procfs::{CpuSample, Memory};
-use crate::programs::Program;
-use crate::protocols::{Entry, Protocol, Setup};
+use crate::programs::{End, Program};
+use crate::protocols::{Entry, Inner, Protocol, Setup};
 use crate::relay::Reference;
+use crate::target::Target;
 use crate::wire::{self, Header, Op, READY};
 
 /// How long programs may take until the first connection goes through.
@@ -24,6 +27,38 @@ const START: Duration = Duration::from_secs(10);
 const ATTEMPT: Duration = Duration::from_secs(2);
 /// How long any step of setting up one connection may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What a protocol is told of a path without a bottleneck, in Mbit/s.
+const UNLIMITED: u32 = 10_000;
+
+/// Where the target is and what lies between the two ends' programs.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// The target as the server's program sees it, or the only program.
+    pub(crate) target: SocketAddr,
+    /// With two namespaces the server's program is in the far one, and so is the target.
+    pub(crate) network: Option<&'a Network>,
+    /// Mbit/s that a protocol may be told.
+    pub(crate) bandwidth: u32,
+}
+
+impl<'a> Place<'a> {
+    /// All on one loopback.
+    pub(crate) fn here(target: &Target) -> Self {
+        Self { target: target.address(), network: None, bandwidth: UNLIMITED }
+    }
+
+    /// In two namespaces.
+    pub(crate) fn apart(target: &Target, network: &'a Network) -> Self {
+        Self { target: target.address(), network: Some(network), bandwidth: UNLIMITED }
+    }
+
+    fn at_server<T: Send>(&self, work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+        match self.network {
+            Some(network) => network.far(work)?,
+            None => work(),
+        }
+    }
+}
 
 /// Who stands where in a comparison.
 #[derive(Clone, Debug)]
@@ -76,10 +111,13 @@ impl Contender {
 
     /// Whether it can take part in a protocol's rows.
     pub(crate) fn fits(&self, protocol: &Protocol) -> bool {
-        match self.part {
-            Part::Alone(_) | Part::Nothing => true,
-            Part::Pair { .. } => protocol.has_server(),
+        match &self.part {
+            Part::Alone(program) => takes(program, protocol),
+            Part::Pair { client, server } => {
+                protocol.has_server() && takes(client, protocol) && takes(server, protocol)
+            }
             Part::Floor(reference) => reference.fits(protocol.floor),
+            Part::Nothing => true,
         }
     }
 
@@ -104,8 +142,25 @@ pub(crate) struct Chain {
     client: Option<Process>,
     server: Option<Process>,
     route: Route,
+    /// What its streams carry.
+    inner: Inner,
     /// Just before the client program was started.
     began: Instant,
+}
+
+/// Whether there is a configuration of the protocol for the program.
+fn takes(program: &Program, protocol: &Protocol) -> bool {
+    config_of(program, protocol, End::Client, &Setup::example()).is_some()
+}
+
+fn config_of(program: &Program, protocol: &Protocol, end: End, setup: &Setup) -> Option<Value> {
+    if !program.is_universal() {
+        return adapters::config(program.kind, protocol.name, end, setup);
+    }
+    match end {
+        End::Client => Some(protocol.client_config(setup)),
+        End::Server => protocol.server_config(setup),
+    }
 }
 
 /// One value for each end, where a program stands there.
@@ -127,9 +182,9 @@ impl Chain {
         folder: &Path,
         protocol: &Protocol,
         contender: &Contender,
-        target: SocketAddr,
+        place: &Place<'_>,
     ) -> Result<Self, Failure> {
-        let chain = Self::spawn(folder, protocol, contender, target)?;
+        let chain = Self::spawn(folder, protocol, contender, place)?;
         chain.wait_until_ready()?;
         Ok(chain)
     }
@@ -139,44 +194,75 @@ impl Chain {
         folder: &Path,
         protocol: &Protocol,
         contender: &Contender,
-        target: SocketAddr,
+        place: &Place<'_>,
     ) -> Result<Self, Failure> {
         let identity = Identity::create(folder)?;
-        let setup = Setup { entry_port: free_port()?, server_port: free_port()?, target, identity };
-        let write = |end: &str, config: &Value| {
-            let file = folder.join(format!("{end}.json"));
-            fs::write(&file, format!("{config:#}\n")).map_err(Failure::file("cannot write", &file))?;
-            Ok(file)
+        let [server_port, inner_port] = place.at_server(|| Ok([free_port()?, free_port()?]))?;
+        let (target, bandwidth) = (place.target, place.bandwidth);
+        let server = place.network.map_or(Ipv4Addr::LOCALHOST, |_| network::FAR);
+        let entry_port = free_port()?;
+        let setup = Setup { entry_port, server, server_port, inner_port, target, bandwidth, identity };
+        let Some([client, server]) = contender.programs(protocol)? else {
+            let route = Route { entry: Entry::Plain, entry_address: target, target, patience: PATIENCE };
+            let inner = protocol.inner;
+            return Ok(Self { client: None, server: None, route, inner, began: Instant::now() });
         };
-        let launch = |end: &str, program: &Program, file: &Path| {
+        let (entry, configs) = match contender.part {
+            Part::Floor(_) => {
+                let (client, server) = protocol.relay_configs(&setup);
+                (Entry::Plain, (Some(client), server))
+            }
+            _ => {
+                let config = |program: &Program, end| config_of(program, protocol, end, &setup);
+                (protocol.entry, (config(&client, End::Client), config(&server, End::Server)))
+            }
+        };
+        let launch = |end: End, program: &Program, config: &Value| {
+            let file = folder.join(format!("{}.json", end.name()));
+            fs::write(&file, format!("{config:#}\n")).map_err(Failure::file("cannot write", &file))?;
             let name = if protocol.has_server() {
-                format!("{} ({end})", program.name)
+                format!("{} ({})", program.name, end.name())
             } else {
                 program.name.clone()
             };
-            Process::spawn(&name, &mut program.run(file), &folder.join(format!("{end}.log")))
+            let log = folder.join(format!("{}.log", end.name()));
+            Process::spawn(&name, &mut program.run_as(end, &file), &log)
         };
-        let Some([client, server]) = contender.programs(protocol)? else {
-            let route = Route { entry: Entry::Plain, entry_address: target, target, patience: PATIENCE };
-            return Ok(Self { client: None, server: None, route, began: Instant::now() });
+        let server = match configs.1 {
+            Some(config) => Some(place.at_server(|| launch(End::Server, &server, &config))?),
+            None => None,
         };
-        let (entry, configs) = match contender.part {
-            Part::Floor(_) => (Entry::Plain, protocol.relay_configs(&setup)),
-            _ => (protocol.entry, (protocol.client_config(&setup), protocol.server_config(&setup))),
+        let Some(config) = configs.0 else {
+            return Err(Failure::Usage(format!("{} takes no part in {}", client.name, protocol.name)));
         };
-        let server =
-            configs.1.map(|config| launch("server", &server, &write("server", &config)?)).transpose()?;
-        let file = write("client", &configs.0)?;
         let began = Instant::now();
-        let client = Some(launch("client", &client, &file)?);
+        let client = Some(launch(End::Client, &client, &config)?);
         let entry_address = SocketAddr::from((Ipv4Addr::LOCALHOST, setup.entry_port));
-        let route = Route { entry, entry_address, target, patience: PATIENCE };
-        Ok(Self { client, server, route, began })
+        let route = Route { entry, entry_address, target: protocol.asked_for(target), patience: PATIENCE };
+        Ok(Self { client, server, route, inner: protocol.inner, began })
+    }
+
+    /// Programs that were started otherwise, and the way through them.
+    pub(crate) fn around(client: Process, server: Option<Process>, entry_address: SocketAddr) -> Self {
+        let route = Route { entry: Entry::Plain, entry_address, target: entry_address, patience: PATIENCE };
+        Self { client: Some(client), server, route, inner: Inner::Plain, began: Instant::now() }
+    }
+
+    /// A program with a SOCKS inbound that leads whatever is asked for by this name to the target.
+    pub(crate) fn through_socks(client: Process, port: u16, target: &Target, name: &'static str) -> Self {
+        let entry_address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let chain = Self::around(client, None, entry_address);
+        let route = Route { entry: Entry::SocksName(name), target: target.address(), ..chain.route };
+        Self { route, ..chain }
     }
 
     /// A connection through the programs to the target, ready for the target's header.
     pub(crate) fn connect(&self) -> io::Result<TcpStream> {
         self.route.connect()
+    }
+
+    pub(crate) fn inner(&self) -> Inner {
+        self.inner
     }
 
     /// What a thread needs to make connections of its own.
@@ -227,7 +313,8 @@ impl Chain {
         })
     }
 
-    fn wait_until_ready(&self) -> Result<(), Failure> {
+    /// Waits until a connection goes through.
+    pub(crate) fn wait_until_ready(&self) -> Result<(), Failure> {
         let begun = Instant::now();
         loop {
             let Err(error) = self.ping() else { return Ok(()) };
@@ -287,8 +374,10 @@ impl Route {
         let mut stream = TcpStream::connect_timeout(&self.entry_address, self.patience)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(self.patience))?;
-        if self.entry == Entry::Socks {
-            wire::socks_connect(&mut stream, self.target)?;
+        match self.entry {
+            Entry::Socks => wire::socks_connect(&mut stream, self.target)?,
+            Entry::SocksName(name) => wire::socks_connect_name(&mut stream, name, self.target.port())?,
+            Entry::Plain => {}
         }
         Ok(stream)
     }
@@ -316,7 +405,7 @@ impl Drop for WorkDir {
 }
 
 /// A port that was free a moment ago.
-fn free_port() -> Result<u16, Failure> {
+pub(crate) fn free_port() -> Result<u16, Failure> {
     let doing = "cannot find a free port";
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Failure::io(doing))?;
     Ok(listener.local_addr().map_err(Failure::io(doing))?.port())

@@ -9,9 +9,10 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::chain::WorkDir;
 use crate::failure::Failure;
-use crate::programs::Program;
+use crate::network::{self, Network, Wire};
+use crate::programs::{Program, Wanted};
 use crate::results::Run;
-use crate::scenarios::{Context, connect, dns, latency, matrix, startup, stress};
+use crate::scenarios::{Context, connect, dns, latency, matrix, path, rules, startup, stress, tun, vpn};
 use crate::{process, programs, protocols, relay, report, table};
 
 /// Compare proxy cores: same load, same configuration files, rounds in turn.
@@ -36,6 +37,14 @@ enum Scenario {
     Startup(Startup),
     /// DNS questions a second: cached, uncached, behind many rules
     Dns(Dns),
+    /// TUN engines that lead to a SOCKS server, between two network namespaces
+    Tun(Tun),
+    /// Goodput over emulated paths: round trip, loss, bandwidth
+    Path(PathGrid),
+    /// WireGuard tunnels between two network namespaces: 1, 4 and 16 streams
+    Vpn(Vpn),
+    /// What decisions cost: 10,000 rules, 100,000 names and 20,000 prefixes
+    Rules(Rules),
     /// What the kernel costs: relays without a proxy around them, and no program at all
     Floor(Floor),
     /// Join JSON results of several runs and versions into one HTML page
@@ -51,9 +60,12 @@ struct Common {
     /// A program to measure: NAME=PATH, or a known NAME; may be repeated. The first is the baseline
     #[arg(long = "bin", value_name = "NAME=PATH")]
     programs: Vec<String>,
-    /// A protocol to measure; may be repeated
+    /// A protocol to measure, or `all`; may be repeated
     #[arg(long = "protocol", value_name = "NAME")]
     protocols: Vec<String>,
+    /// Also the installed peers with configurations of their own kind; those that are absent are named
+    #[arg(long)]
+    peers: bool,
     /// Fewer rounds, shorter windows, the most telling rows: about a minute
     #[arg(long)]
     quick: bool,
@@ -173,6 +185,92 @@ struct Dns {
     time: Option<Duration>,
 }
 
+/// What scenarios with network namespaces take.
+#[derive(Args)]
+struct Isolation {
+    /// Work without root: in a user namespace, where the kernel permits those
+    #[arg(long)]
+    user_namespace: bool,
+}
+
+#[derive(Args)]
+struct Tun {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    isolation: Isolation,
+    /// A row to measure; may be repeated
+    #[arg(long = "row", value_name = "NAME")]
+    rows: Vec<String>,
+    /// A stack of the programs that have several; may be repeated
+    #[arg(long = "stack", value_name = "NAME")]
+    stacks: Vec<String>,
+    /// Bytes of a packet in the device
+    #[arg(long, value_name = "BYTES", default_value_t = 8500, value_parser = clap::value_parser!(u32).range(1280..=65535))]
+    mtu: u32,
+    /// Seconds measured per row and round
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+    /// Seconds that an idle program is watched
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    idle: Option<Duration>,
+    /// Flows that stand open
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    flows: u16,
+}
+
+#[derive(Args)]
+struct PathGrid {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    isolation: Isolation,
+    /// Milliseconds of a round trip; may be repeated
+    #[arg(long = "rtt", value_name = "MS", value_parser = clap::value_parser!(u16).range(0..=2000))]
+    round_trips: Vec<u16>,
+    /// Percent of packets that get lost; may be repeated
+    #[arg(long = "loss", value_name = "PERCENT")]
+    losses: Vec<f64>,
+    /// Mbit/s of the bottleneck; may be repeated
+    #[arg(long = "mbit", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    bandwidths: Vec<u32>,
+    /// Parallel streams
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    streams: u16,
+    /// Paths at a time, each in namespaces of its own
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    parallel: u16,
+    /// Seconds measured per path and round
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+}
+
+#[derive(Args)]
+struct Vpn {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    isolation: Isolation,
+    /// Parallel streams of a row; may be repeated
+    #[arg(long = "streams", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    streams: Vec<u16>,
+    /// Seconds measured per row and round
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+}
+
+#[derive(Args)]
+struct Rules {
+    #[command(flatten)]
+    common: Common,
+    /// Connections at a time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    workers: u16,
+    /// Seconds measured per load and round
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    time: Option<Duration>,
+}
+
 #[derive(Args)]
 struct Floor {
     #[command(flatten)]
@@ -222,6 +320,10 @@ fn run(arguments: Arguments) -> Result<bool, Failure> {
         Scenario::Stress(arguments) => arguments.run(),
         Scenario::Startup(arguments) => arguments.run(),
         Scenario::Dns(arguments) => arguments.run(),
+        Scenario::Tun(arguments) => arguments.run(),
+        Scenario::Path(arguments) => arguments.run(),
+        Scenario::Vpn(arguments) => arguments.run(),
+        Scenario::Rules(arguments) => arguments.run(),
         Scenario::Floor(arguments) => arguments.run(),
         Scenario::Report(arguments) => arguments.run(),
         Scenario::Relay(arguments) => {
@@ -241,9 +343,9 @@ impl Matrix {
         };
         if self.verify {
             let settings = matrix::Settings { rounds: common.rounds(1, 1), ..settings };
-            return common.carry_out(|context| matrix::verify(context, &settings));
+            return common.carry_out(Wanted::Universal, |context| matrix::verify(context, &settings));
         }
-        common.carry_out(|context| matrix::run(context, &settings))
+        common.carry_out(Wanted::Universal, |context| matrix::run(context, &settings))
     }
 }
 
@@ -283,7 +385,7 @@ impl Connect {
             warm_up: common.time(None, 300, 500),
             window: common.time(self.time, 2000, 4000),
         };
-        common.carry_out(|context| connect::run(context, &settings))
+        common.carry_out(Wanted::Universal, |context| connect::run(context, &settings))
     }
 }
 
@@ -297,7 +399,7 @@ impl Latency {
             fetches: self.fetches.map_or(fetches, usize::from),
             rounds: common.rounds(4, 8),
         };
-        common.carry_out(|context| latency::run(context, &settings))
+        common.carry_out(Wanted::Universal, |context| latency::run(context, &settings))
     }
 }
 
@@ -313,7 +415,7 @@ impl Stress {
             reclaim: common.time(self.reclaim, 5000, 60_000),
             rounds: common.rounds(2, 3),
         };
-        common.carry_out(|context| stress::run(context, &settings))
+        common.carry_out(Wanted::Universal, |context| stress::run(context, &settings))
     }
 }
 
@@ -322,7 +424,7 @@ impl Startup {
         let common = &self.common;
         let protocols = protocols::choose_or_socks(&common.protocols)?;
         let settings = startup::Settings { protocols, rounds: common.rounds(20, 20) };
-        common.carry_out(|context| startup::run(context, &settings))
+        common.carry_out(Wanted::Universal, |context| startup::run(context, &settings))
     }
 }
 
@@ -336,8 +438,111 @@ impl Dns {
             warm_up: common.time(None, 300, 500),
             window: common.time(self.time, 1000, 3000),
         };
-        common.carry_out(|context| dns::run(context, &settings))
+        common.carry_out(Wanted::Universal, |context| dns::run(context, &settings))
     }
+}
+
+impl Tun {
+    fn run(&self) -> Result<bool, Failure> {
+        self.isolation.enter("tun")?;
+        let common = &self.common;
+        let settings = tun::Settings {
+            rows: self.rows.clone(),
+            stacks: self.stacks.clone(),
+            mtu: self.mtu,
+            rounds: common.rounds(1, 3),
+            warm_up: common.time(None, 150, 300),
+            window: common.time(self.time, 400, 1500),
+            idle: common.time(self.idle, 1000, 20_000),
+            flows: self.flows.into(),
+        };
+        common.carry_out(Wanted::Tun, |context| tun::run(context, &settings))
+    }
+}
+
+impl PathGrid {
+    fn run(&self) -> Result<bool, Failure> {
+        self.isolation.enter("path")?;
+        let common = &self.common;
+        let or = |asked: &[u16], quick: &[u16], full: &[u16]| {
+            let usual = if common.quick { quick } else { full };
+            if asked.is_empty() { usual.to_vec() } else { asked.to_vec() }
+        };
+        let losses: &[f64] = if common.quick { &[0.0, 1.0] } else { &[0.0, 1.0, 5.0, 10.0] };
+        let protocols: &[&str] = if common.quick {
+            &["hysteria2-brutal", "hysteria2", "tuic"]
+        } else {
+            &["hysteria2-brutal", "hysteria2", "tuic", "tuic-cubic", "vless-tls"]
+        };
+        let settings = path::Settings {
+            protocols: protocols::choose_or(&common.protocols, protocols)?,
+            round_trips: or(&self.round_trips, &[50], &[50, 150, 300]),
+            losses: if self.losses.is_empty() { losses.to_vec() } else { self.losses.clone() },
+            bandwidths: if self.bandwidths.is_empty() { vec![100] } else { self.bandwidths.clone() },
+            streams: self.streams.into(),
+            parallel: self.parallel.into(),
+            rounds: common.rounds(1, 1),
+            warm_up: common.time(None, 1000, 3000),
+            window: common.time(self.time, 3000, 6000),
+        };
+        common.carry_out(Wanted::Universal, |context| path::run(context, &settings))
+    }
+}
+
+impl Vpn {
+    fn run(&self) -> Result<bool, Failure> {
+        self.isolation.enter("vpn")?;
+        let common = &self.common;
+        let streams = if self.streams.is_empty() { vec![1, 4, 16] } else { self.streams.clone() };
+        let settings = vpn::Settings {
+            streams: streams.into_iter().map(usize::from).collect(),
+            rounds: common.rounds(2, 5),
+            warm_up: common.time(None, 300, 500),
+            window: common.time(self.time, 500, 1500),
+        };
+        common.carry_out(Wanted::Vpn, |context| vpn::run(context, &settings))
+    }
+}
+
+impl Rules {
+    fn run(&self) -> Result<bool, Failure> {
+        let common = &self.common;
+        let settings = rules::Settings {
+            workers: self.workers.into(),
+            rounds: common.rounds(2, 5),
+            warm_up: common.time(None, 200, 300),
+            window: common.time(self.time, 700, 1500),
+        };
+        common.carry_out(Wanted::Universal, |context| rules::run(context, &settings))
+    }
+}
+
+impl Isolation {
+    /// Makes sure that namespaces may be made, or starts this program again where they may.
+    fn enter(&self, command: &str) -> Result<(), Failure> {
+        if self.user_namespace && std::env::var_os(INSIDE).is_none() {
+            return Err(user_namespace());
+        }
+        let trial = std::thread::spawn(|| Network::create(Wire::Veth).map(drop));
+        let outcome = trial.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        outcome.map_err(|failure| network::not_permitted(command, &failure))
+    }
+}
+
+/// Says to this program that it is in a user namespace of its own.
+const INSIDE: &str = "CULVERT_BENCH_USER_NAMESPACE";
+
+/// Becomes this program once more, as root of a new user namespace. Returns only what went wrong.
+fn user_namespace() -> Failure {
+    use std::os::unix::process::CommandExt;
+
+    let own = match std::env::current_exe() {
+        Ok(own) => own,
+        Err(error) => return Failure::io("cannot find this program")(error),
+    };
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--net", "--"]).arg(own).args(std::env::args_os().skip(1));
+    Failure::io("cannot run unshare(1), which makes user namespaces")(command.env(INSIDE, "1").exec())
 }
 
 impl Report {
@@ -363,8 +568,17 @@ impl Common {
     }
 
     /// Finds the programs, runs the scenario and shows what came out. Whether all rows are valid.
-    fn carry_out(&self, scenario: impl FnOnce(&Context) -> Result<Run, Failure>) -> Result<bool, Failure> {
-        self.carry_out_with(programs::find(&self.programs)?, scenario)
+    fn carry_out(
+        &self,
+        wanted: Wanted,
+        scenario: impl FnOnce(&Context) -> Result<Run, Failure>,
+    ) -> Result<bool, Failure> {
+        let wanted = if self.peers && wanted == Wanted::Universal { Wanted::Proxies } else { wanted };
+        let found = programs::find(&self.programs, wanted, self.peers)?;
+        for name in found.absent {
+            let _ = writeln!(io::stderr(), "skipped: {name} is not on the PATH");
+        }
+        self.carry_out_with(found.programs, scenario)
     }
 
     fn carry_out_with(
@@ -378,7 +592,11 @@ impl Common {
         process::end_children_on_signal(context.work_dir.path().to_owned())?;
         // A packet filter that follows connections costs everyone the same, and after many short ones drops some.
         let network = match culvert_os::netns::isolate_thread() {
-            Ok(()) => "a namespace of the run's own".to_owned(),
+            Ok(()) => {
+                // Where this fails, WireGuard rows will say so.
+                let _ = network::pretend_to_be_connected();
+                "a namespace of the run's own".to_owned()
+            }
             Err(error) => format!("the machine's, with its packet filter ({error})"),
         };
         let began = std::time::Instant::now();

@@ -29,7 +29,16 @@ pub(crate) enum Failure {
     Io { doing: String, source: io::Error },
 }
 
+/// How programs say that a part of them was left out when they were built.
+const LEFT_OUT: [&str; 3] = ["not included in this build", "not in this build", "not built yet"];
+
 impl Failure {
+    /// The program's own line about a part that its build leaves out, if that is why it did not start.
+    pub(crate) fn left_out_of_build(&self) -> Option<&str> {
+        let Self::Start { log, .. } = self else { return None };
+        log.lines().find(|line| LEFT_OUT.iter().any(|words| line.contains(words)))
+    }
+
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let doing = doing.into();
         move |source| Self::Io { doing, source }

@@ -10,6 +10,7 @@ use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::failure::Failure;
+use crate::inner;
 
 /// The name in the certificate. Nobody looks it up.
 pub(crate) const SERVER_NAME: &str = "bench.example.org";
@@ -43,6 +44,8 @@ impl Identity {
 pub(crate) struct OwnTls {
     pub(crate) server: Arc<ServerConfig>,
     pub(crate) client: Arc<ClientConfig>,
+    /// Of clients whose streams go on as records that nobody opens.
+    pub(crate) inner: Arc<ClientConfig>,
 }
 
 impl OwnTls {
@@ -58,13 +61,16 @@ impl OwnTls {
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(vec![certificate], key))
             .map_err(refuse)?;
         server.send_tls13_tickets = 0;
+        server.alpn_protocols = vec![inner::ALPN.to_vec(), b"h2".to_vec(), b"http/1.1".to_vec()];
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(refuse)?
             .with_root_certificates(roots)
             .with_no_client_auth();
         client.resumption = Resumption::disabled();
-        Ok(Self { server: Arc::new(server), client: Arc::new(client) })
+        let mut inner = client.clone();
+        inner.alpn_protocols = vec![inner::ALPN.to_vec()];
+        Ok(Self { server: Arc::new(server), client: Arc::new(client), inner: Arc::new(inner) })
     }
 
     /// The name that clients expect.

@@ -76,19 +76,22 @@ impl Timed {
     }
 }
 
-/// As [`serve`], over TLS; `start` is the beginning of the client's hello.
-pub(crate) fn serve_tls(
-    stream: &mut TcpStream,
-    start: &[u8],
+/// Shakes hands over TLS; `start` is the beginning of the client's hello.
+pub(crate) fn accept_tls<'a>(
+    stream: &'a mut TcpStream,
+    start: &'a [u8],
     config: &Arc<ServerConfig>,
-    payload: &[u8],
-) -> io::Result<()> {
+) -> io::Result<StreamOwned<ServerConnection, Started<'a>>> {
     let session = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
-    serve(&mut StreamOwned::new(session, Started { start, stream }), &[], payload)
+    let mut session = StreamOwned::new(session, Started { start, stream });
+    while session.conn.is_handshaking() {
+        session.conn.complete_io(&mut session.sock)?;
+    }
+    Ok(session)
 }
 
 /// A connection whose first bytes have been read already.
-struct Started<'a> {
+pub(crate) struct Started<'a> {
     start: &'a [u8],
     stream: &'a mut TcpStream,
 }
@@ -154,7 +157,7 @@ mod tests {
 
     #[test]
     fn objects_of_all_sizes_arrive_whole() {
-        let target = Target::start_with_tls(1).unwrap();
+        let target = Target::start(1).unwrap();
         let address = target.address();
         let route = Route {
             entry: Entry::Plain,
@@ -163,7 +166,7 @@ mod tests {
             patience: Duration::from_secs(5),
         };
         for size in [0, 162, 1_500_000] {
-            for tls in [None, target.client_tls()] {
+            for tls in [None, Some(target.client_tls())] {
                 let fetch = fetch(route, tls, size).unwrap();
                 assert!(fetch.connected <= fetch.first_byte && fetch.first_byte <= fetch.total);
             }

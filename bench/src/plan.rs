@@ -1,12 +1,10 @@
 //! Runs a scenario's rounds: for each protocol, round after round, each contender in turn with fresh processes.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use crate::chain::Contender;
 use crate::failure::Failure;
-use crate::identity::Identity;
 use crate::progress::Progress;
 use crate::protocols::{Protocol, Setup};
 use crate::results::{Entry, Row, Run};
@@ -54,52 +52,118 @@ impl Plan<'_> {
                 reference: contender.is_reference(),
                 ..Entry::new(&contender.name)
             };
-            let entries: Vec<Entry> = contenders.iter().map(entry).collect();
-            let mut parts = vec![entries; self.parts.len()];
-            for round in 0..self.rounds {
-                for index in round_order(contenders.len(), round) {
-                    let contender = contenders[index];
-                    if parts[0][index].invalid.is_some() {
-                        continue;
-                    }
-                    progress.step(&format!("{}, {}, round {}", protocol.title, contender.name, round + 1));
-                    let folder = self.work_dir.join("round");
-                    fs::create_dir_all(&folder).map_err(Failure::file("cannot create", &folder))?;
-                    match measure(&Round { protocol, contender, folder: folder.clone() }) {
-                        Ok(values) => {
-                            for (entries, values) in parts.iter_mut().zip(&values) {
-                                entries[index].add(values);
-                            }
-                        }
-                        Err(failure) => {
-                            progress
-                                .note(&format!("INVALID {}, {}: {failure}", protocol.title, contender.name));
-                            progress.skip(self.rounds - round - 1);
-                            for entries in &mut parts {
-                                entries[index].invalid = Some(failure.to_string());
-                            }
-                        }
-                    }
-                    fs::remove_dir_all(&folder).map_err(Failure::file("cannot remove", &folder))?;
-                }
-            }
-            for ((id, title), entries) in self.parts.iter().zip(parts) {
-                run.rows.push(Row {
-                    id: format!("{}/{id}", protocol.name),
-                    title: format!("{}, {title}", protocol.title),
-                    entries,
-                });
-            }
+            let turns = Turns {
+                title: protocol.title,
+                parts: self
+                    .parts
+                    .iter()
+                    .map(|(id, title)| {
+                        (format!("{}/{id}", protocol.name), format!("{}, {title}", protocol.title))
+                    })
+                    .collect(),
+                entries: contenders.iter().map(entry).collect(),
+                rounds: self.rounds,
+                work_dir: self.work_dir,
+            };
+            turns.run(run, &mut progress, |turn| {
+                let contender = contenders[turn.entry];
+                let values = measure(&Round { protocol, contender, folder: turn.folder.clone() })?;
+                Ok(values.into_iter().map(Ok).collect())
+            })?;
         }
         Ok(())
     }
 }
 
+/// The rounds of some rows that are measured together: everybody in turn, in an order that turns around.
+pub(crate) struct Turns<'a> {
+    /// What progress shows.
+    pub(crate) title: &'a str,
+    /// Rows as `(id, title)`.
+    pub(crate) parts: Vec<(String, String)>,
+    /// Who takes part.
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) rounds: usize,
+    pub(crate) work_dir: &'a Path,
+}
+
+/// Somebody's turn in a round.
+pub(crate) struct Turn {
+    /// Whose.
+    pub(crate) entry: usize,
+    pub(crate) round: usize,
+    /// An empty folder for configurations and logs.
+    pub(crate) folder: PathBuf,
+}
+
+impl Turns<'_> {
+    /// Steps of a progress display that this takes.
+    pub(crate) fn steps(&self) -> usize {
+        self.entries.len() * self.rounds
+    }
+
+    /// Calls `measure` for every turn, which returns the values of each part, and adds the rows to `run`. A part that
+    /// fails is told about at once and marked; one who fails as a whole is left out of the remaining rounds.
+    pub(crate) fn run(
+        self,
+        run: &mut Run,
+        progress: &mut Progress,
+        mut measure: impl FnMut(&Turn) -> Result<Vec<Result<Values, Failure>>, Failure>,
+    ) -> Result<(), Failure> {
+        let names: Vec<String> = self.entries.iter().map(|entry| entry.contender.clone()).collect();
+        let mut parts = vec![self.entries; self.parts.len()];
+        let mut out = vec![false; names.len()];
+        for round in 0..self.rounds {
+            for index in round_order(names.len(), round) {
+                if out[index] {
+                    continue;
+                }
+                let name = &names[index];
+                progress.step(&format!("{}, {name}, round {}", self.title, round + 1));
+                let folder = self.work_dir.join("round");
+                fs::create_dir_all(&folder).map_err(Failure::file("cannot create", &folder))?;
+                match measure(&Turn { entry: index, round, folder: folder.clone() }) {
+                    Ok(values) => {
+                        for ((entries, values), (_, title)) in parts.iter_mut().zip(values).zip(&self.parts) {
+                            match values {
+                                Ok(values) => entries[index].add(&values),
+                                Err(failure) => {
+                                    note(progress, title, name, &failure);
+                                    entries[index].take_out(&failure);
+                                }
+                            }
+                        }
+                    }
+                    Err(failure) => {
+                        note(progress, self.title, name, &failure);
+                        progress.skip(self.rounds - round - 1);
+                        out[index] = true;
+                        for entries in &mut parts {
+                            entries[index].take_out(&failure);
+                        }
+                    }
+                }
+                fs::remove_dir_all(&folder).map_err(Failure::file("cannot remove", &folder))?;
+            }
+        }
+        for ((id, title), entries) in self.parts.into_iter().zip(parts) {
+            run.rows.push(Row { id, title, entries });
+        }
+        Ok(())
+    }
+}
+
+/// Tells at once who falls out and why.
+pub(crate) fn note(progress: &Progress, title: &str, name: &str, failure: &Failure) {
+    progress.note(&match failure.left_out_of_build() {
+        Some(what) => format!("left out: {title}, {name}: {what}"),
+        None => format!("INVALID {title}, {name}: {failure}"),
+    });
+}
+
 /// Keeps the configurations with example ports.
-fn note_configs(run: &mut Run, protocol: &Protocol) {
-    let target = SocketAddr::from((Ipv4Addr::LOCALHOST, 9000));
-    let identity = Identity::example(Path::new("/tmp/culvert-bench"));
-    let setup = Setup { entry_port: 1080, server_port: 8443, target, identity };
+pub(crate) fn note_configs(run: &mut Run, protocol: &Protocol) {
+    let setup = Setup::example();
     run.configs.insert(format!("{}/client", protocol.name), protocol.client_config(&setup));
     if let Some(server) = protocol.server_config(&setup) {
         run.configs.insert(format!("{}/server", protocol.name), server);

@@ -26,9 +26,26 @@ pub(crate) struct Process {
     log: PathBuf,
 }
 
+/// A child in the list of those that must not outlive this program.
+struct Running {
+    child: Arc<Mutex<Child>>,
+    /// A file that it leaves behind when it is killed.
+    leaves: Option<PathBuf>,
+}
+
 impl Process {
     /// Starts `command` under the name that messages use.
     pub(crate) fn spawn(name: &str, command: &mut Command, log: &Path) -> Result<Self, Failure> {
+        Self::spawn_leaving(name, command, log, None)
+    }
+
+    /// As [`Process::spawn`], for a program that leaves a file behind when it is killed.
+    pub(crate) fn spawn_leaving(
+        name: &str,
+        command: &mut Command,
+        log: &Path,
+        leaves: Option<PathBuf>,
+    ) -> Result<Self, Failure> {
         let output = File::create(log).map_err(Failure::file("cannot create", log))?;
         let errors = output.try_clone().map_err(Failure::file("cannot open", log))?;
         command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
@@ -41,7 +58,7 @@ impl Process {
         })?;
         let pid = child.id();
         let child = Arc::new(Mutex::new(child));
-        running.insert(pid, Arc::clone(&child));
+        running.insert(pid, Running { child: Arc::clone(&child), leaves });
         drop(running);
         Ok(Self { name: name.to_owned(), pid, child, log: log.to_owned() })
     }
@@ -77,7 +94,7 @@ impl Process {
 
     fn log_tail(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
+        let text = without_colors(&String::from_utf8_lossy(&text));
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
     }
@@ -85,13 +102,20 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        end(&self.child);
-        lock(&RUNNING).remove(&self.pid);
+        let running = lock(&RUNNING).remove(&self.pid);
+        end(&self.child, running.and_then(|running| running.leaves).as_deref());
     }
 }
 
+/// Text without a terminal's colours.
+fn without_colors(text: &str) -> String {
+    let mut parts = text.split("\x1b[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once('m').map_or("", |(_, rest)| rest))
+}
+
 /// Children by process id.
-static RUNNING: Mutex<BTreeMap<u32, Arc<Mutex<Child>>>> = Mutex::new(BTreeMap::new());
+static RUNNING: Mutex<BTreeMap<u32, Running>> = Mutex::new(BTreeMap::new());
 
 /// Watches for SIGINT, SIGTERM and SIGHUP on a thread of its own; on the first one ends all children, removes
 /// `work_dir` and ends this program with the code a shell expects.
@@ -119,8 +143,8 @@ pub(crate) fn end_children_on_signal(work_dir: PathBuf) -> Result<(), Failure> {
         }));
         // Never unlocked: nothing may start from here on.
         let running = lock(&RUNNING);
-        for child in running.values() {
-            end(child);
+        for Running { child, leaves } in running.values() {
+            end(child, leaves.as_deref());
         }
         let _ = fs::remove_dir_all(&work_dir);
         std::process::exit(128 + number);
@@ -130,10 +154,11 @@ pub(crate) fn end_children_on_signal(work_dir: PathBuf) -> Result<(), Failure> {
 }
 
 /// Kills and reaps. Both steps fail only for a child that is gone already.
-fn end(child: &Mutex<Child>) {
+fn end(child: &Mutex<Child>, leaves: Option<&Path>) {
     let mut child = lock(child);
     let _: io::Result<()> = child.kill();
     let _ = child.wait();
+    let _ = leaves.map(fs::remove_file);
 }
 
 /// Process ids stay valid whatever panicked while the lock was held.
@@ -165,6 +190,12 @@ mod tests {
     }
 
     #[test]
+    fn colours_are_left_out() {
+        assert_eq!(without_colors("\x1b[31mFATAL\x1b[0m[0000] no"), "FATAL[0000] no");
+        assert_eq!(without_colors("plain"), "plain");
+    }
+
+    #[test]
     fn dropping_ends_the_program() {
         let log = log_path("drop");
         let process = Process::spawn("fake", Command::new("sleep").arg("60"), &log).unwrap();
@@ -172,6 +203,11 @@ mod tests {
         assert!(proc_entry.exists());
         drop(process);
         assert!(!proc_entry.exists());
+        let left = log_path("left");
+        fs::write(&left, "").unwrap();
+        let mut command = Command::new("sleep");
+        drop(Process::spawn_leaving("fake", command.arg("60"), &log, Some(left.clone())).unwrap());
+        assert!(!left.exists());
         fs::remove_file(log).unwrap();
     }
 

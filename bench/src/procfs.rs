@@ -70,6 +70,18 @@ fn parse_schedstat(text: &str) -> Option<u64> {
     text.split_ascii_whitespace().next()?.parse().ok()
 }
 
+/// How often threads of a process have gone to sleep so far, which is how often they were woken. A thread that has ended no
+/// longer counts.
+pub(crate) fn wake_ups(pid: u32) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let sleeps = threads.filter_map(|thread| {
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse::<u64>().ok()
+    });
+    sleeps.sum()
+}
+
 /// Processor time that the kernel's `ksoftirqd` threads have used so far. There goes network work that the kernel broke off
 /// in a program's own time, so on loopback it belongs to whoever caused it. Zero where they cannot be seen.
 pub(crate) fn softirq_threads() -> Duration {
@@ -226,5 +238,8 @@ mod tests {
         let own = std::process::id();
         assert!(CpuSample::take(own).is_some());
         assert!(Memory::of(own).unwrap().resident > 0);
+        let before = wake_ups(own);
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(wake_ups(own) > before);
     }
 }

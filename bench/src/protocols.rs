@@ -8,6 +8,7 @@
 //! To add a protocol, add an entry to [`PROTOCOLS`]. All passwords and keys are for these runs alone.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -36,12 +37,32 @@ macro_rules! shadowsocks {
 pub(crate) struct Setup {
     /// Where the load generator enters: the listen port of the client program.
     pub(crate) entry_port: u16,
-    /// The listen port of the server program.
+    /// Where the server program listens, as both programs know it.
+    pub(crate) server: Ipv4Addr,
     pub(crate) server_port: u16,
-    /// The load generator's own server.
+    /// For servers of two parts.
+    pub(crate) inner_port: u16,
+    /// The load generator's own server. Where a protocol borrows a site's handshake, this is the site.
     pub(crate) target: SocketAddr,
+    /// What clients and servers are told about the path between them, in Mbit/s.
+    pub(crate) bandwidth: u32,
     /// What TLS servers show and clients trust.
     pub(crate) identity: Identity,
+}
+
+impl Setup {
+    /// With ports and paths that only show what a configuration looks like.
+    pub(crate) fn example() -> Self {
+        Self {
+            entry_port: 1080,
+            server: Ipv4Addr::LOCALHOST,
+            server_port: 8443,
+            inner_port: 8444,
+            target: SocketAddr::from((Ipv4Addr::LOCALHOST, 9000)),
+            bandwidth: 100,
+            identity: Identity::example(Path::new("/tmp/culvert-bench")),
+        }
+    }
 }
 
 /// How the load generator talks to the entry port.
@@ -49,6 +70,8 @@ pub(crate) struct Setup {
 pub(crate) enum Entry {
     /// SOCKS5 without a password.
     Socks,
+    /// The same, where the program is told a name for the target.
+    SocksName(&'static str),
     /// A plain connection: the program already knows the target.
     Plain,
 }
@@ -59,6 +82,8 @@ enum Ends {
     One { inbound: Part },
     /// Two programs: a SOCKS inbound leads to `outbound`, and `inbound` of the other program to a direct outbound.
     Two { outbound: Part, inbound: Part },
+    /// Two programs that hold endpoints: the client's and the server's.
+    Endpoints { client: Part, server: Part },
 }
 
 /// The least that has to be done to payload, whoever does it.
@@ -72,7 +97,8 @@ pub(crate) enum Floor {
     Unknown,
 }
 
-/// An inbound or outbound. Tags, addresses and ports are filled in unless the entry has its own.
+/// An inbound or outbound, or several of which the first is the one that the others serve. Tags, addresses and ports are
+/// filled in unless the entry has its own.
 type Part = fn(&Setup) -> Value;
 
 /// One line of the table.
@@ -83,7 +109,21 @@ pub(crate) struct Protocol {
     pub(crate) title: &'static str,
     pub(crate) entry: Entry,
     pub(crate) floor: Floor,
+    /// What the streams carry.
+    pub(crate) inner: Inner,
+    /// The target's address as clients ask for it, where it is another.
+    pub(crate) inside: Option<Ipv4Addr>,
+    /// Whether it is measured where no protocol was asked for.
+    by_default: bool,
     ends: Ends,
+}
+
+/// What streams carry.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Inner {
+    Plain,
+    /// A TLS 1.3 handshake and then its records.
+    Tls,
 }
 
 /// What `--quick` measures.
@@ -96,6 +136,9 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
         title: "direct-in → direct",
         entry: Entry::Plain,
         floor: Floor::Kernel,
+        inner: Inner::Plain,
+        inside: None,
+        by_default: true,
         ends: Ends::One {
             inbound: |s| {
                 let (address, port) = (s.target.ip(), s.target.port());
@@ -108,6 +151,9 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
         title: "socks → direct",
         entry: Entry::Socks,
         floor: Floor::Kernel,
+        inner: Inner::Plain,
+        inside: None,
+        by_default: true,
         ends: Ends::One { inbound: |_| json!({ "type": "socks" }) },
     },
     two("socks-hop", |_| json!({ "type": "socks" }), |_| json!({ "type": "socks" })),
@@ -130,21 +176,25 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
         .sealed(Cipher::Aes128Gcm),
     two("trojan-tls", |s| with(trojan(), client_tls(s)), |s| with(trojan_server(), server_tls(s)))
         .sealed(Cipher::Aes128Gcm),
+    two("vless-vision", vision_client, vision_server).sealed(Cipher::Aes128Gcm),
+    two("vless-vision-inner-tls", vision_client, vision_server).carrying(Inner::Tls),
     two(
-        "vless-vision",
-        |s| with(with(vless(), json!({ "flow": VISION })), client_tls(s)),
-        |s| {
-            let users = json!({ "users": [{ "uuid": UUID, "flow": VISION }] });
-            with(with(vless_server(), users), server_tls(s))
-        },
+        "vless-vision-reality",
+        |_| with(with(vless(), vision()), client_reality()),
+        |s| with(with(vless_server(), vision_users()), server_reality(s)),
     )
     .sealed(Cipher::Aes128Gcm),
     two(
-        "anytls",
-        |s| with(json!({ "type": "anytls", "password": PASSWORD }), client_tls(s)),
-        |s| with(json!({ "type": "anytls", "users": [{ "password": PASSWORD }] }), server_tls(s)),
+        "vless-vision-reality-inner-tls",
+        |_| with(with(vless(), vision()), client_reality()),
+        |s| with(with(vless_server(), vision_users()), server_reality(s)),
     )
-    .sealed(Cipher::Aes128Gcm),
+    .carrying(Inner::Tls),
+    two("anytls", |s| with(anytls(), client_tls(s)), |s| with(anytls_server(), server_tls(s)))
+        .sealed(Cipher::Aes128Gcm),
+    two("anytls-reality", |_| with(anytls(), client_reality()), |s| with(anytls_server(), server_reality(s)))
+        .sealed(Cipher::Aes128Gcm),
+    two("shadowtls-v3", shadowtls, shadowtls_server).sealed(Cipher::Aes128Gcm),
     two("vless-ws", |_| with(vless(), transport("ws")), |_| with(vless_server(), transport("ws"))),
     two(
         "vless-ws-tls",
@@ -172,7 +222,8 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
     two("vless-smux", |_| with(vless(), mux("smux")), |_| with(vless_server(), mux_server())),
     two("vless-yamux", |_| with(vless(), mux("yamux")), |_| with(vless_server(), mux_server())),
     two("vless-h2mux", |_| with(vless(), mux("h2mux")), |_| with(vless_server(), mux_server())),
-    two("hysteria2", |s| with(hysteria2(), client_tls(s)), |s| with(hysteria2_server(), server_tls(s))),
+    two("hysteria2", |s| with(hysteria2(), client_tls(s)), |s| with(hysteria2_server(), server_tls(s)))
+        .without_floor(),
     two(
         "hysteria2-salamander",
         |s| with(with(hysteria2(), salamander()), client_tls(s)),
@@ -180,27 +231,39 @@ pub(crate) const PROTOCOLS: &[Protocol] = &[
     )
     .without_floor(),
     two(
-        "tuic",
-        |s| {
-            let tuic =
-                json!({ "type": "tuic", "uuid": UUID, "password": PASSWORD, "congestion_control": "bbr" });
-            with(with(tuic, client_tls(s)), json!({ "tls": { "alpn": "h3" } }))
-        },
-        |s| {
-            let users = json!([{ "uuid": UUID, "password": PASSWORD }]);
-            let tuic = json!({ "type": "tuic", "users": users, "congestion_control": "bbr" });
-            with(with(tuic, server_tls(s)), json!({ "tls": { "alpn": "h3" } }))
-        },
+        "hysteria2-brutal",
+        |s| with(with(hysteria2(), bandwidth(s)), client_tls(s)),
+        |s| with(hysteria2_server(), server_tls(s)),
     )
-    .without_floor(),
+    .without_floor()
+    .on_demand(),
+    two("tuic", |s| tuic("bbr", s), |s| tuic_server("bbr", s)).without_floor(),
+    two("tuic-cubic", |s| tuic("cubic", s), |s| tuic_server("cubic", s)).without_floor().on_demand(),
+    Protocol {
+        inside: Some(INSIDE),
+        ends: Ends::Endpoints { client: wireguard, server: wireguard_server },
+        ..two("wireguard", wireguard, wireguard_server).without_floor()
+    },
 ];
 
-const PASSWORD: &str = "for benchmarks only";
-const UUID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
+pub(crate) const PASSWORD: &str = "for benchmarks only";
+pub(crate) const UUID: &str = "b831381d-6324-4d53-ad4f-8cda48b30811";
 /// Base64 of 16 and of 32 bytes.
-const KEY_16: &str = "MDEyMzQ1Njc4OWFiY2RlZg==";
-const KEY_32: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
-const VISION: &str = "xtls-rprx-vision";
+pub(crate) const KEY_16: &str = "MDEyMzQ1Njc4OWFiY2RlZg==";
+pub(crate) const KEY_32: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+pub(crate) const VISION: &str = "xtls-rprx-vision";
+/// Of REALITY.
+const PRIVATE_KEY: &str = "iL9cKjRqiG1pgOLNlzu0YlrdQlYkuUbdBHRSa0-fA2M";
+const PUBLIC_KEY: &str = "8ArWVcY-iIYDiKnxlNs11SBM-n3-7utASpo47ItTBFo";
+const SHORT_ID: &str = "0123456789abcdef";
+/// Of the WireGuard tunnel's two ends: the private one and the one that the other end knows.
+pub(crate) const SERVER_KEYS: [&str; 2] =
+    ["AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "j0DFrbaPJWJK5bIU6nZ6bslNgp09e14a0bpvPiE4KF8="];
+pub(crate) const CLIENT_KEYS: [&str; 2] =
+    ["ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=", "NYBy1jZYgNGu6jKa35EhODhR7SGijjt16WXQ0s0WYlQ="];
+/// The server's and the client's address in that tunnel.
+pub(crate) const INSIDE: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 1);
+pub(crate) const INSIDE_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 7, 0, 2);
 
 const fn two(name: &'static str, outbound: Part, inbound: Part) -> Protocol {
     Protocol {
@@ -208,6 +271,9 @@ const fn two(name: &'static str, outbound: Part, inbound: Part) -> Protocol {
         title: name,
         entry: Entry::Socks,
         floor: Floor::Kernel,
+        inner: Inner::Plain,
+        inside: None,
+        by_default: true,
         ends: Ends::Two { outbound, inbound },
     }
 }
@@ -220,6 +286,15 @@ impl Protocol {
 
     const fn without_floor(self) -> Self {
         Self { floor: Floor::Unknown, ..self }
+    }
+
+    const fn carrying(self, inner: Inner) -> Self {
+        Self { inner, ..self }
+    }
+
+    /// Only where it is asked for by name.
+    const fn on_demand(self) -> Self {
+        Self { by_default: false, ..self }
     }
 }
 
@@ -255,6 +330,89 @@ fn hysteria2_server() -> Value {
     json!({ "type": "hysteria2", "users": [{ "password": PASSWORD }] })
 }
 
+fn vision() -> Value {
+    json!({ "flow": VISION })
+}
+
+fn vision_users() -> Value {
+    json!({ "users": [{ "uuid": UUID, "flow": VISION }] })
+}
+
+fn vision_client(setup: &Setup) -> Value {
+    with(with(vless(), vision()), client_tls(setup))
+}
+
+fn vision_server(setup: &Setup) -> Value {
+    with(with(vless_server(), vision_users()), server_tls(setup))
+}
+
+fn anytls() -> Value {
+    json!({ "type": "anytls", "password": PASSWORD })
+}
+
+fn anytls_server() -> Value {
+    json!({ "type": "anytls", "users": [{ "password": PASSWORD }] })
+}
+
+/// Shadowsocks inside, as the protocol is used.
+fn shadowtls(_: &Setup) -> Value {
+    json!([
+        { "type": "shadowsocks", "method": "aes-128-gcm", "password": PASSWORD, "detour": "cover" },
+        {
+            "type": "shadowtls", "tag": "cover", "version": 3, "password": PASSWORD,
+            "tls": { "enabled": true, "server_name": SERVER_NAME, "insecure": true },
+        },
+    ])
+}
+
+fn shadowtls_server(setup: &Setup) -> Value {
+    json!([
+        {
+            "type": "shadowtls", "version": 3, "users": [{ "name": "bench", "password": PASSWORD }],
+            "handshake": { "server": setup.target.ip(), "server_port": setup.target.port() }, "detour": "inner",
+        },
+        {
+            "type": "shadowsocks", "tag": "inner", "listen": "127.0.0.1", "listen_port": setup.inner_port,
+            "method": "aes-128-gcm", "password": PASSWORD,
+        },
+    ])
+}
+
+fn tuic(congestion_control: &str, setup: &Setup) -> Value {
+    let tuic = json!({
+        "type": "tuic", "uuid": UUID, "password": PASSWORD, "congestion_control": congestion_control,
+    });
+    with(with(tuic, client_tls(setup)), json!({ "tls": { "alpn": "h3" } }))
+}
+
+fn tuic_server(congestion_control: &str, setup: &Setup) -> Value {
+    let users = json!([{ "uuid": UUID, "password": PASSWORD }]);
+    let tuic = json!({ "type": "tuic", "users": users, "congestion_control": congestion_control });
+    with(with(tuic, server_tls(setup)), json!({ "tls": { "alpn": "h3" } }))
+}
+
+fn bandwidth(setup: &Setup) -> Value {
+    json!({ "up_mbps": setup.bandwidth, "down_mbps": setup.bandwidth })
+}
+
+fn wireguard(setup: &Setup) -> Value {
+    json!({
+        "type": "wireguard", "address": [format!("{INSIDE_CLIENT}/32")], "private_key": CLIENT_KEYS[0],
+        "peers": [{
+            "address": setup.server, "port": setup.server_port, "public_key": SERVER_KEYS[1],
+            "allowed_ips": ["10.7.0.0/24"],
+        }],
+    })
+}
+
+fn wireguard_server(setup: &Setup) -> Value {
+    json!({
+        "type": "wireguard", "address": [format!("{INSIDE}/32")], "private_key": SERVER_KEYS[0],
+        "listen_port": setup.server_port,
+        "peers": [{ "public_key": CLIENT_KEYS[1], "allowed_ips": [format!("{INSIDE_CLIENT}/32")] }],
+    })
+}
+
 fn salamander() -> Value {
     json!({ "obfs": { "type": "salamander", "password": PASSWORD } })
 }
@@ -268,6 +426,23 @@ fn server_tls(setup: &Setup) -> Value {
     let Identity { certificate, key } = &setup.identity;
     json!({ "tls": {
         "enabled": true, "server_name": SERVER_NAME, "certificate_path": certificate, "key_path": key,
+    } })
+}
+
+fn client_reality() -> Value {
+    json!({ "tls": {
+        "enabled": true, "server_name": SERVER_NAME, "utls": { "enabled": true, "fingerprint": "chrome" },
+        "reality": { "enabled": true, "public_key": PUBLIC_KEY, "short_id": SHORT_ID },
+    } })
+}
+
+fn server_reality(setup: &Setup) -> Value {
+    json!({ "tls": {
+        "enabled": true, "server_name": SERVER_NAME,
+        "reality": {
+            "enabled": true, "private_key": PRIVATE_KEY, "short_id": [SHORT_ID],
+            "handshake": { "server": setup.target.ip(), "server_port": setup.target.port() },
+        },
     } })
 }
 
@@ -289,7 +464,12 @@ fn mux_server() -> Value {
 impl Protocol {
     /// Whether a second program is needed.
     pub(crate) fn has_server(&self) -> bool {
-        matches!(self.ends, Ends::Two { .. })
+        !matches!(self.ends, Ends::One { .. })
+    }
+
+    /// The target as clients ask for it.
+    pub(crate) fn asked_for(&self, target: SocketAddr) -> SocketAddr {
+        self.inside.map_or(target, |inside| SocketAddr::from((inside, target.port())))
     }
 
     /// The configurations of relays in place of the programs: each knows the next one's port.
@@ -298,7 +478,7 @@ impl Protocol {
             let inbound = json!({
                 "type": "direct", "override_address": address.ip(), "override_port": address.port(),
             });
-            config(listening(inbound, listen), direct())
+            config(listening(inbound, Ipv4Addr::LOCALHOST, listen), direct())
         };
         if self.has_server() {
             let server = SocketAddr::from((Ipv4Addr::LOCALHOST, setup.server_port));
@@ -310,29 +490,55 @@ impl Protocol {
 
     /// The configuration of the program at the entry port.
     pub(crate) fn client_config(&self, setup: &Setup) -> Value {
+        let entry = || listening(json!({ "type": "socks" }), Ipv4Addr::LOCALHOST, setup.entry_port);
         match &self.ends {
-            Ends::One { inbound } => config(listening(inbound(setup), setup.entry_port), direct()),
+            Ends::One { inbound } => {
+                config(listening(inbound(setup), Ipv4Addr::LOCALHOST, setup.entry_port), direct())
+            }
             Ends::Two { outbound, .. } => {
                 let mut outbound = outbound(setup);
-                fill(&mut outbound, "tag", json!("out"));
-                fill(&mut outbound, "server", json!("127.0.0.1"));
-                fill(&mut outbound, "server_port", json!(setup.server_port));
-                config(listening(json!({ "type": "socks" }), setup.entry_port), outbound)
+                for outbound in each(&mut outbound) {
+                    fill(outbound, "tag", json!("out"));
+                    fill(outbound, "server", json!(setup.server));
+                    fill(outbound, "server_port", json!(setup.server_port));
+                }
+                config(entry(), outbound)
+            }
+            Ends::Endpoints { client, .. } => {
+                let mut config = config(entry(), direct());
+                config["endpoints"] = json!([with(client(setup), json!({ "tag": "tunnel" }))]);
+                config["route"] = json!({ "final": "tunnel" });
+                config
             }
         }
     }
 
     /// The configuration of the second program, where there is one.
     pub(crate) fn server_config(&self, setup: &Setup) -> Option<Value> {
-        let Ends::Two { inbound, .. } = &self.ends else { return None };
-        Some(config(listening(inbound(setup), setup.server_port), direct()))
+        match &self.ends {
+            Ends::One { .. } => None,
+            Ends::Two { inbound, .. } => {
+                Some(config(listening(inbound(setup), setup.server, setup.server_port), direct()))
+            }
+            Ends::Endpoints { server, .. } => Some(json!({
+                "log": { "level": "warn" },
+                "endpoints": [with(server(setup), json!({ "tag": "tunnel" }))],
+                "outbounds": [direct()],
+            })),
+        }
     }
 }
 
+/// Stands for every protocol of the tables.
+const ALL: &str = "all";
+
 /// The protocols called `names`; without any the quick ones or all.
 pub(crate) fn choose(names: &[String], quick: bool) -> Result<Vec<&'static Protocol>, Failure> {
-    if names.is_empty() {
-        let wanted = |protocol: &&Protocol| !quick || QUICK.contains(&protocol.name);
+    let quick = quick && names.is_empty();
+    if names.is_empty() || *names == [ALL] {
+        let wanted = |protocol: &&Protocol| {
+            if quick { QUICK.contains(&protocol.name) } else { protocol.by_default }
+        };
         return Ok(PROTOCOLS.iter().filter(wanted).collect());
     }
     named(names)
@@ -340,7 +546,15 @@ pub(crate) fn choose(names: &[String], quick: bool) -> Result<Vec<&'static Proto
 
 /// The protocols called `names`; without any the plain SOCKS proxy.
 pub(crate) fn choose_or_socks(names: &[String]) -> Result<Vec<&'static Protocol>, Failure> {
-    if names.is_empty() { named(&["socks".into()]) } else { named(names) }
+    choose_or(names, &["socks"])
+}
+
+/// The protocols called `names`; without any these.
+pub(crate) fn choose_or(names: &[String], usual: &[&str]) -> Result<Vec<&'static Protocol>, Failure> {
+    if names.is_empty() {
+        return named(&usual.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+    }
+    named(names)
 }
 
 fn named(names: &[String]) -> Result<Vec<&'static Protocol>, Failure> {
@@ -349,19 +563,23 @@ fn named(names: &[String]) -> Result<Vec<&'static Protocol>, Failure> {
         .map(|name| {
             PROTOCOLS.iter().find(|protocol| protocol.name == *name).ok_or_else(|| {
                 let known: Vec<&str> = PROTOCOLS.iter().map(|protocol| protocol.name).collect();
-                Failure::Usage(format!("unknown protocol `{name}`: known are {}", known.join(", ")))
+                Failure::Usage(format!(
+                    "unknown protocol `{name}`: known are {}, and `{ALL}`",
+                    known.join(", ")
+                ))
             })
         })
         .collect()
 }
 
-/// A complete configuration of one inbound and one outbound. Only warnings are logged: a line per connection would be
+/// A complete configuration of inbounds and outbounds. Only warnings are logged: a line per connection would be
 /// measured too.
 fn config(inbound: Value, outbound: Value) -> Value {
+    let list = |value: Value| if value.is_array() { value } else { json!([value]) };
     json!({
         "log": { "level": "warn" },
-        "inbounds": [inbound],
-        "outbounds": [outbound],
+        "inbounds": list(inbound),
+        "outbounds": list(outbound),
     })
 }
 
@@ -369,11 +587,21 @@ fn direct() -> Value {
     json!({ "type": "direct", "tag": "out" })
 }
 
-fn listening(mut inbound: Value, port: u16) -> Value {
-    fill(&mut inbound, "tag", json!("in"));
-    fill(&mut inbound, "listen", json!("127.0.0.1"));
-    fill(&mut inbound, "listen_port", json!(port));
+fn listening(mut inbound: Value, address: Ipv4Addr, port: u16) -> Value {
+    for inbound in each(&mut inbound) {
+        fill(inbound, "tag", json!("in"));
+        fill(inbound, "listen", json!(address));
+        fill(inbound, "listen_port", json!(port));
+    }
     inbound
+}
+
+/// The parts of a list, or the one that is none.
+fn each(value: &mut Value) -> &mut [Value] {
+    match value {
+        Value::Array(list) => list,
+        single => std::slice::from_mut(single),
+    }
 }
 
 /// An object with the fields of another; objects inside objects likewise.
@@ -407,8 +635,7 @@ mod tests {
     use super::*;
 
     fn setup() -> Setup {
-        let identity = Identity { certificate: "/certificate".into(), key: "/key".into() };
-        Setup { entry_port: 1, server_port: 2, target: SocketAddr::from(([127, 0, 0, 1], 3)), identity }
+        Setup { entry_port: 1, server_port: 2, ..Setup::example() }
     }
 
     #[test]
@@ -416,7 +643,9 @@ mod tests {
         let names: BTreeSet<&str> = PROTOCOLS.iter().map(|protocol| protocol.name).collect();
         assert_eq!(names.len(), PROTOCOLS.len());
         assert_eq!(choose(&[], true).unwrap().len(), QUICK.len());
-        assert_eq!(choose(&[], false).unwrap().len(), PROTOCOLS.len());
+        let all = choose(&[], false).unwrap();
+        assert_eq!(choose(&[ALL.to_owned()], true).unwrap().len(), all.len());
+        assert!(all.len() > 30 && all.iter().all(|protocol| protocol.by_default));
     }
 
     #[test]
@@ -436,15 +665,32 @@ mod tests {
         for protocol in PROTOCOLS {
             let client = protocol.client_config(&setup());
             assert_eq!(client["inbounds"][0]["listen_port"], 1, "{}", protocol.name);
-            if let Some(server) = protocol.server_config(&setup()) {
-                assert_eq!(client["outbounds"][0]["server_port"], 2, "{}", protocol.name);
-                assert_eq!(server["inbounds"][0]["listen_port"], 2, "{}", protocol.name);
-                assert_eq!(
-                    client["outbounds"][0]["type"], server["inbounds"][0]["type"],
-                    "{}",
-                    protocol.name
-                );
-            }
+            let Some(server) = protocol.server_config(&setup()) else { continue };
+            let ends = match protocol.ends {
+                Ends::Endpoints { .. } => {
+                    let peer = &client["endpoints"][0]["peers"][0];
+                    [
+                        (&peer["port"], &peer["address"]),
+                        (&server["endpoints"][0]["listen_port"], &json!("127.0.0.1")),
+                    ]
+                    .map(|(port, address)| (port.clone(), address.clone()))
+                }
+                _ => {
+                    let outbound = client["outbounds"].as_array().unwrap().last().unwrap();
+                    let inbound = &server["inbounds"][0];
+                    assert_eq!(outbound["type"], inbound["type"], "{}", protocol.name);
+                    [
+                        (&outbound["server_port"], &outbound["server"]),
+                        (&inbound["listen_port"], &inbound["listen"]),
+                    ]
+                    .map(|(port, address)| (port.clone(), address.clone()))
+                }
+            };
+            assert!(
+                ends.iter().all(|end| *end == (json!(2), json!("127.0.0.1"))),
+                "{}: {ends:?}",
+                protocol.name
+            );
         }
     }
 }

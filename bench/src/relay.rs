@@ -28,7 +28,7 @@ use culvert_os::splice::{Pipe, splice_in, splice_out};
 use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::programs::Program;
+use crate::programs::{Kind, Program};
 use crate::protocols::Floor;
 
 const COPY: usize = 256 * 1024;
@@ -126,6 +126,8 @@ impl Reference {
         Ok(modes.map(|mode| Program {
             name: self.title().to_owned(),
             path: path.clone(),
+            kind: Kind::SingBox,
+            server: None,
             arguments: ["relay", "--cipher", cipher.word(), mode].map(str::to_owned).to_vec(),
             version: env!("CARGO_PKG_VERSION").into(),
         }))

@@ -146,6 +146,14 @@ fn card(page: &mut String, row: &JoinedRow<'_>, metrics: &[&Metric]) {
                 escape(reason)
             );
         }
+        if let Some(what) = &cell.entry.absent {
+            let _ = writeln!(
+                page,
+                "<p class=\"legend\">{} takes no part: {}</p>",
+                escape(&cell.label),
+                escape(what)
+            );
+        }
     }
     page.push_str("</article>\n");
 }
@@ -204,8 +212,10 @@ fn metric_table(page: &mut String, joined: &Joined<'_>, metric: &Metric) {
         for label in &labels {
             let cell = row.cells.iter().find(|cell| cell.label == *label);
             let text = match cell.map(|cell| cell.entry) {
-                Some(entry) if entry.invalid.is_some() => "invalid".into(),
-                Some(entry) => entry.spread(&metric.key).map_or("–".into(), |it| table::spread(metric, it)),
+                Some(entry) => match entry.verdict() {
+                    Some(verdict) => verdict.into(),
+                    None => entry.spread(&metric.key).map_or("–".into(), |it| table::spread(metric, it)),
+                },
                 None => "–".into(),
             };
             let _ = write!(page, "<td>{}</td>", escape(&text));

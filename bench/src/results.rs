@@ -115,11 +115,37 @@ pub(crate) struct Entry {
     pub(crate) samples: BTreeMap<String, Vec<f64>>,
     /// Why the numbers must not be used. Nothing is shown but this when it is set.
     pub(crate) invalid: Option<String>,
+    /// What the program's build leaves out, so that it takes no part.
+    #[serde(default)]
+    pub(crate) absent: Option<String>,
 }
 
 impl Entry {
     pub(crate) fn new(contender: &str) -> Self {
-        Self { contender: contender.to_owned(), reference: false, samples: BTreeMap::new(), invalid: None }
+        Self {
+            contender: contender.to_owned(),
+            reference: false,
+            samples: BTreeMap::new(),
+            invalid: None,
+            absent: None,
+        }
+    }
+
+    /// Takes it out for this reason.
+    pub(crate) fn take_out(&mut self, failure: &Failure) {
+        match failure.left_out_of_build() {
+            Some(what) => self.absent = Some(what.to_owned()),
+            None => self.invalid = Some(failure.to_string()),
+        }
+    }
+
+    /// What stands in a table instead of numbers.
+    pub(crate) fn verdict(&self) -> Option<&'static str> {
+        match (&self.invalid, &self.absent) {
+            (Some(_), _) => Some("invalid"),
+            (None, Some(_)) => Some("not in its build"),
+            (None, None) => None,
+        }
     }
 
     /// Adds one round.
@@ -177,19 +203,34 @@ impl Run {
 
     /// What a reader must know before believing the numbers; empty after a run on a quiet machine.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        /// Beyond so many, single rows say no more than their number.
+        const SINGLE: usize = 5;
+        let mut disturbed = Vec::new();
+        let mut measured = 0;
         for row in &self.rows {
             for entry in &row.entries {
-                if let Some(spread) = entry.spread(FOREIGN).filter(|spread| spread.median > DISTURBED_PERCENT)
-                {
-                    warnings.push(format!(
-                        "{}, {}: other programs took {:.0} % of the processors",
-                        row.title, entry.contender, spread.median
-                    ));
+                let Some(spread) = entry.spread(FOREIGN) else { continue };
+                measured += 1;
+                if spread.median > DISTURBED_PERCENT {
+                    disturbed.push((row, entry, spread.median));
                 }
             }
         }
-        warnings
+        if disturbed.len() > SINGLE {
+            let most = disturbed.iter().map(|(.., percent)| *percent).fold(0.0, f64::max);
+            return vec![format!(
+                "in {} of {measured} measurements other programs took more than {DISTURBED_PERCENT:.0} % of the processors, \
+                 {most:.0} % at most",
+                disturbed.len()
+            )];
+        }
+        let tell = |(row, entry, percent): &(&Row, &Entry, f64)| {
+            format!(
+                "{}, {}: other programs took {percent:.0} % of the processors",
+                row.title, entry.contender
+            )
+        };
+        disturbed.iter().map(tell).collect()
     }
 
     pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
@@ -218,6 +259,8 @@ pub(crate) mod tests {
         let program = |name: &str, version: &str| Program {
             name: name.into(),
             path: format!("/opt/{name}").into(),
+            kind: crate::programs::Kind::SingBox,
+            server: None,
             arguments: Vec::new(),
             version: version.into(),
         };
@@ -262,6 +305,27 @@ pub(crate) mod tests {
         assert_eq!(run.warnings(), Vec::<String>::new());
         run.rows[0].entries[1].add(&[(FOREIGN, 40.0)]);
         assert_eq!(run.warnings(), ["socks → direct, down, b: other programs took 40 % of the processors"]);
+    }
+
+    #[test]
+    fn many_disturbed_rows_are_told_in_one_line() {
+        let mut run = example();
+        run.rows.truncate(1);
+        run.rows[0].entries[1].add(&[(FOREIGN, 40.0)]);
+        let row = run.rows[0].clone();
+        run.rows.extend(vec![row; 5]);
+        let told = "in 6 of 6 measurements other programs took more than 5 % of the processors, 40 % at most";
+        assert_eq!(run.warnings(), [told]);
+    }
+
+    #[test]
+    fn what_a_build_leaves_out_is_no_failure() {
+        let failure = |log: &str| Failure::Start { program: "a".into(), reason: "r".into(), log: log.into() };
+        let mut entry = Entry::new("a");
+        entry.take_out(&failure("one\nx: uTLS is not included in this build, rebuild"));
+        assert_eq!((entry.verdict(), entry.invalid.as_ref()), (Some("not in its build"), None));
+        entry.take_out(&failure("a bad port"));
+        assert_eq!(entry.verdict(), Some("invalid"));
     }
 
     #[test]

@@ -26,8 +26,11 @@ pub(crate) fn terminal(run: &Run) -> String {
         }
         let _ = writeln!(text, "{}", padded.trim_end());
     }
-    for reason in reasons(run) {
+    for reason in invalid(run) {
         let _ = writeln!(text, "INVALID {reason}");
+    }
+    for reason in absent(run) {
+        let _ = writeln!(text, "left out: {reason}");
     }
     for warning in run.warnings() {
         let _ = writeln!(text, "DISTURBED {warning}");
@@ -54,8 +57,11 @@ pub(crate) fn markdown(run: &Run) -> String {
         }
     }
     let _ = writeln!(text);
-    for reason in reasons(run) {
+    for reason in invalid(run) {
         let _ = writeln!(text, "- **Invalid:** {}", reason.replace('\n', "  \n"));
+    }
+    for reason in absent(run) {
+        let _ = writeln!(text, "- Not in its build: {reason}.");
     }
     for warning in run.warnings() {
         let _ = writeln!(text, "- **Disturbed:** {warning}.");
@@ -112,8 +118,8 @@ fn lines(run: &Run, room: Room) -> Vec<Vec<String>> {
         for (number, entry) in row.entries.iter().enumerate() {
             let title = if number == 0 { row.title.clone() } else { String::new() };
             let cells = metrics.iter().enumerate().map(|(number, metric)| {
-                let invalid = number == 0 && entry.invalid.is_some();
-                if invalid { "invalid".into() } else { cell(row, entry, metric, room) }
+                let verdict = entry.verdict().filter(|_| number == 0);
+                verdict.map_or_else(|| cell(row, entry, metric, room), str::to_owned)
             });
             lines.push([title, entry.contender.clone()].into_iter().chain(cells).collect());
         }
@@ -136,17 +142,30 @@ fn cell(row: &Row, entry: &Entry, metric: &Metric, room: Room) -> String {
     text
 }
 
-/// Why entries are invalid; once per contender and reason.
-fn reasons(run: &Run) -> Vec<String> {
-    let mut reasons = Vec::new();
+/// Why entries have no numbers, once per contender and reason: of invalid ones, or of those that a build leaves out.
+fn reasons(run: &Run, why: impl Fn(&Entry) -> Option<&String>) -> Vec<String> {
+    let mut reasons: Vec<(Vec<&str>, &str, &str)> = Vec::new();
     for row in &run.rows {
         for entry in &row.entries {
-            if let Some(reason) = &entry.invalid {
-                reasons.push(format!("{}, {}: {reason}", row.title, entry.contender));
+            let Some(reason) = why(entry) else { continue };
+            let told = reasons
+                .iter_mut()
+                .find(|(_, name, told)| *name == entry.contender && *told == reason.as_str());
+            match told {
+                Some((titles, ..)) => titles.push(&row.title),
+                None => reasons.push((vec![&row.title], &entry.contender, reason)),
             }
         }
     }
-    reasons
+    reasons.iter().map(|(titles, name, reason)| format!("{}, {name}: {reason}", titles.join("; "))).collect()
+}
+
+fn invalid(run: &Run) -> Vec<String> {
+    reasons(run, |entry| entry.invalid.as_ref())
+}
+
+fn absent(run: &Run) -> Vec<String> {
+    reasons(run, |entry| entry.absent.as_ref())
 }
 
 /// Columns on a terminal. Every character that tables use is one column wide.

@@ -29,11 +29,13 @@ pub(crate) enum Op {
     Request,
     /// Say [`READY`] and keep the connection open, idle.
     Hold,
+    /// Send back every `length` bytes as they come.
+    Echo,
     /// Both directions at once: `length` bytes of a known pattern, checked at both ends.
     Verify,
 }
 
-const OPS: [Op; 6] = [Op::Ping, Op::Down, Op::Up, Op::Request, Op::Hold, Op::Verify];
+const OPS: [Op; 7] = [Op::Ping, Op::Down, Op::Up, Op::Request, Op::Hold, Op::Echo, Op::Verify];
 
 /// The first bytes of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -69,13 +71,23 @@ impl Header {
 
 /// Asks the SOCKS5 server at the other end for a connection to `target`, each step after the answer to the last.
 pub(crate) fn socks_connect(stream: &mut TcpStream, target: SocketAddr) -> io::Result<()> {
+    socks_ask(stream, &socks_request(target))
+}
+
+/// As [`socks_connect`], for a target that is told by its name.
+pub(crate) fn socks_connect_name(stream: &mut TcpStream, name: &str, port: u16) -> io::Result<()> {
+    let request = [&[5, 1, 0, 3, name.len() as u8], name.as_bytes(), &port.to_be_bytes()].concat();
+    socks_ask(stream, &request)
+}
+
+fn socks_ask(stream: &mut TcpStream, request: &[u8]) -> io::Result<()> {
     stream.write_all(&[5, 1, 0])?;
     let mut choice = [0; 2];
     stream.read_exact(&mut choice)?;
     if choice != [5, 0] {
         return Err(io::Error::other(format!("SOCKS server chose method {choice:?}")));
     }
-    stream.write_all(&socks_request(target))?;
+    stream.write_all(request)?;
     let mut reply = [0; 4];
     stream.read_exact(&mut reply)?;
     if reply[1] != 0 {
@@ -83,11 +95,50 @@ pub(crate) fn socks_connect(stream: &mut TcpStream, target: SocketAddr) -> io::R
     }
     let address = match reply[3] {
         1 => 4,
+        3 => {
+            let mut length = [0];
+            stream.read_exact(&mut length)?;
+            usize::from(length[0])
+        }
         4 => 16,
         other => return Err(io::Error::other(format!("SOCKS reply has address type {other}"))),
     };
-    let mut bound = [0; 18];
+    let mut bound = [0; 257];
     stream.read_exact(&mut bound[..address + 2])
+}
+
+/// What a SOCKS5 client wants.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum SocksCommand {
+    Connect,
+    Associate,
+}
+
+/// Is a SOCKS5 server that says yes to everything; datagrams go to `datagrams`.
+pub(crate) fn socks_accept(stream: &mut TcpStream, datagrams: SocketAddr) -> io::Result<SocksCommand> {
+    let mut greeting = [0; 2];
+    stream.read_exact(&mut greeting)?;
+    let mut methods = vec![0; usize::from(greeting[1])];
+    stream.read_exact(&mut methods)?;
+    stream.write_all(&[5, 0])?;
+    let mut request = [0; 5];
+    stream.read_exact(&mut request)?;
+    // The address without its first byte, and the port.
+    let rest = match request[3] {
+        1 => 3 + 2,
+        3 => usize::from(request[4]) + 2,
+        _ => 15 + 2,
+    };
+    stream.read_exact(&mut vec![0; rest])?;
+    let command = match request[1] {
+        1 => SocksCommand::Connect,
+        3 => SocksCommand::Associate,
+        _ => return Err(io::ErrorKind::Unsupported.into()),
+    };
+    let mut reply = socks_request(datagrams);
+    reply[1] = 0;
+    stream.write_all(&reply)?;
+    Ok(command)
 }
 
 fn socks_request(target: SocketAddr) -> Vec<u8> {
@@ -133,5 +184,18 @@ mod tests {
         let v6 = socks_request(SocketAddr::from(([0u16, 0, 0, 0, 0, 0, 0, 1], 80)));
         assert_eq!(v6.len(), 22);
         assert_eq!(v6[3], 4);
+    }
+
+    #[test]
+    fn the_socks_client_and_the_server_understand_each_other() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            [(); 2].map(|()| socks_accept(&mut listener.accept().unwrap().0, address).unwrap())
+        });
+        let connect = || TcpStream::connect(address).unwrap();
+        socks_connect(&mut connect(), SocketAddr::from(([198, 19, 0, 1], 80))).unwrap();
+        socks_connect_name(&mut connect(), "example.org", 80).unwrap();
+        assert_eq!(server.join().unwrap(), [SocksCommand::Connect; 2]);
     }
 }

@@ -84,31 +84,173 @@ fn a_program_that_does_not_start_makes_its_rows_invalid() {
 }
 
 #[test]
-fn an_interrupt_leaves_no_process_behind() {
+fn an_interrupt_leaves_nothing_behind() {
     let Some(sing_box) = sing_box() else { return };
-    let mut run = bench(&sing_box)
-        .args(["matrix", "--protocol", "socks", "--no-floor", "--time", "30"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The first progress line stands before the first start.
-    run.stderr.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-    let begun = Instant::now();
-    let children = loop {
-        let children = children(run.id());
-        if !children.is_empty() {
-            break children;
+    let program = format!("sing-box={}", sing_box.display());
+    let scenarios: [&[&str]; 2] = [
+        &["matrix", "--protocol", "socks", "--no-floor", "--time", "30"],
+        &["tun", "--row", "tcp-up-1", "--time", "30", "--stack", "gvisor"],
+    ];
+    for scenario in scenarios {
+        let mut run = bench(&sing_box)
+            .args(scenario)
+            .args(["--bin", &program])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The first progress line, or the reason why there is none, stands before the first start.
+        run.stderr.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let begun = Instant::now();
+        let children = loop {
+            let children = children(run.id());
+            if !children.is_empty() {
+                break children;
+            }
+            if run.try_wait().unwrap().is_some() {
+                break Vec::new();
+            }
+            assert!(begun.elapsed() < Duration::from_secs(10), "the program under test never started");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        if children.is_empty() {
+            let mut reason = String::new();
+            run.stderr.take().unwrap().read_to_string(&mut reason).unwrap();
+            assert!(reason.contains("only root may make here"), "{scenario:?}: {reason}");
+            let _ = writeln!(std::io::stderr(), "SKIPPED: {reason}");
+            continue;
         }
-        assert!(begun.elapsed() < Duration::from_secs(10), "the program under test never started");
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let interrupted = Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap();
-    assert!(interrupted.success());
-    assert_eq!(run.wait().unwrap().code(), Some(130));
-    for child in children {
-        assert!(!Path::new(&format!("/proc/{child}")).exists(), "process {child} is still there");
+        let folder = std::env::temp_dir().join(format!("culvert-bench-{}", run.id()));
+        assert!(folder.exists());
+        let interrupted = Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap();
+        assert!(interrupted.success());
+        assert_eq!(run.wait().unwrap().code(), Some(130));
+        for child in children {
+            assert!(!Path::new(&format!("/proc/{child}")).exists(), "process {child} is still there");
+        }
+        assert!(!folder.exists(), "{} is still there", folder.display());
+        let links = fs::read_to_string("/proc/net/dev").unwrap();
+        assert!(!links.contains("bench-"), "{links}");
     }
+}
+
+#[test]
+fn tun_engines_are_measured_between_namespaces() {
+    let Some(sing_box) = sing_box() else { return };
+    let folder = Folder::new("tun");
+    let json = folder.file("tun.json");
+    let rows =
+        ["startup", "idle", "tcp-flows", "udp-flows", "tcp-up-1", "tcp-down-10", "rr", "crr", "udp-gso-100k"];
+    let run = bench(&sing_box)
+        .args(["tun", "--quick", "--time", "0.1", "--idle", "0.1", "--flows", "10", "--stack", "gvisor"])
+        .args(rows.iter().flat_map(|row| ["--row", row]))
+        .args(["--bin", &format!("sing-box={}", sing_box.display()), "--json".as_ref()])
+        .arg(&json)
+        .output()
+        .unwrap();
+    if not_permitted(&run) {
+        return;
+    }
+    let result = read(&json);
+    let result = result.unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(&run.stderr)));
+    for row in result["rows"].as_array().unwrap() {
+        let entry = &row["entries"][0];
+        assert_eq!(entry["contender"], "sing-box gvisor");
+        assert!(entry["invalid"].is_null(), "{row}");
+        let samples = entry["samples"].as_object().unwrap();
+        assert!(samples.values().any(|values| values[0].as_f64().is_some_and(|value| value >= 0.0)), "{row}");
+    }
+    assert_eq!(result["rows"].as_array().unwrap().len(), rows.len());
+}
+
+#[test]
+fn paths_tunnels_and_rules_are_measured() {
+    let Some(sing_box) = sing_box() else { return };
+    let scenarios: [&[&str]; 3] = [
+        &[
+            "path",
+            "--quick",
+            "--time",
+            "0.3",
+            "--rtt",
+            "10",
+            "--loss",
+            "1",
+            "--mbit",
+            "20",
+            "--protocol",
+            "hysteria2-brutal",
+        ],
+        &["vpn", "--rounds", "1", "--time", "0.1", "--streams", "2"],
+        &["rules", "--rounds", "1", "--time", "0.1", "--workers", "2"],
+    ];
+    for scenario in scenarios {
+        let program = format!("sing-box={}", sing_box.display());
+        let run = bench(&sing_box).args(scenario).args(["--bin", &program]).output().unwrap();
+        if not_permitted(&run) {
+            continue;
+        }
+        assert!(run.status.success(), "{scenario:?}: {}", String::from_utf8_lossy(&run.stderr));
+    }
+}
+
+#[test]
+fn who_may_make_no_namespaces_is_told_what_may() {
+    // In a user namespace where nobody is root.
+    let run = Command::new("unshare")
+        .args(["--user", "--", env!("CARGO_BIN_EXE_culvert-bench"), "tun", "--bin", "sing-box=/bin/true"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&run.stderr);
+    if text.starts_with("unshare:") {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: no user namespaces here: {text}");
+        return;
+    }
+    assert_eq!(run.status.code(), Some(1));
+    assert!(text.contains("only root may make here") && text.contains("--user-namespace"), "{text}");
+}
+
+#[test]
+fn a_user_namespace_is_enough() {
+    let Some(sing_box) = sing_box() else { return };
+    let program = format!("sing-box={}", sing_box.display());
+    let run = bench(&sing_box)
+        .args(["tun", "--user-namespace", "--quick", "--row", "rr", "--stack", "gvisor", "--bin", &program])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&run.stderr);
+    if text.contains("unshare: unshare failed") || not_permitted(&run) {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: no user namespaces here: {text}");
+        return;
+    }
+    assert!(run.status.success(), "{text}");
+}
+
+#[test]
+fn unknown_names_get_the_list_of_known_ones() {
+    for (arguments, known) in [
+        (["matrix", "--protocol", "shocks"], "known are direct, socks, "),
+        (["matrix", "--bin", "wing-box"], "known are culvert, sing-box, "),
+    ] {
+        let run = Command::new(env!("CARGO_BIN_EXE_culvert-bench")).args(arguments).output().unwrap();
+        assert_eq!(run.status.code(), Some(1));
+        let text = String::from_utf8_lossy(&run.stderr);
+        assert!(text.contains(known), "{arguments:?}: {text}");
+    }
+}
+
+/// Whether namespaces are not permitted here, said aloud.
+fn not_permitted(run: &std::process::Output) -> bool {
+    let text = String::from_utf8_lossy(&run.stderr);
+    let denied = text.contains("only root may make here");
+    if denied {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: {text}");
+    }
+    denied
+}
+
+fn read(path: &Path) -> Option<Value> {
+    serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
 }
 
 fn bench(sing_box: &Path) -> Command {
@@ -117,10 +259,13 @@ fn bench(sing_box: &Path) -> Command {
     command
 }
 
-/// Process ids whose parent is `parent`.
+/// Process ids whose parent is a thread of `parent`.
 fn children(parent: u32) -> Vec<u32> {
-    let text = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
-    text.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect()
+    let threads = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let texts = threads.map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+    texts
+        .flat_map(|text| text.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }
 
 fn sing_box() -> Option<PathBuf> {

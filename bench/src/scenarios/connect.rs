@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::chain::{Chain, Contender};
+use crate::chain::{Chain, Contender, Place};
 use crate::failure::Failure;
 use crate::plan::{Plan, Round, Values};
 use crate::protocols::Protocol;
@@ -57,7 +57,7 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
 
 fn measure(round: &Round<'_>, settings: &Settings) -> Result<Vec<Values>, Failure> {
     let target = Target::start(settings.workers)?;
-    let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
+    let chain = Chain::start(&round.folder, round.protocol, round.contender, &Place::here(&target))?;
     let load = |pace, time| requests::load(&chain, settings.workers, pace, time);
     load(Pace::Full, settings.warm_up)?;
     let mut full = values(&load(Pace::Full, settings.window)?);

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -12,12 +13,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::plan::{Turns, Values};
 use crate::process::Process;
 use crate::procfs::{CpuSample, Memory};
 use crate::programs::Program;
-use crate::results::{Better, Entry, Metric, Row, Run};
+use crate::progress::Progress;
+use crate::results::{Better, Entry, Metric, Run};
 use crate::scenarios::{Context, mib};
-use crate::stats::{percentile, round_order};
+use crate::stats::percentile;
 
 /// How much, how long, how often.
 pub(crate) struct Settings {
@@ -68,23 +71,20 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
     run.set("questions under way per client", settings.depth);
     run.set("rounds", settings.rounds);
     let upstream = Upstream::start()?;
+    let mut progress = Progress::new(LOADS.len() * settings.rounds * context.programs.len());
     for (load, id, title) in LOADS {
         run.configs.insert(id.to_owned(), config(load, 5353, 53, 10));
-        let mut entries: Vec<Entry> =
-            context.programs.iter().map(|program| Entry::new(&program.name)).collect();
-        for round in 0..settings.rounds {
-            for index in round_order(context.programs.len(), round) {
-                if entries[index].invalid.is_some() {
-                    continue;
-                }
-                let measured = measure(context, &context.programs[index], load, &upstream, settings);
-                match measured {
-                    Ok(values) => entries[index].add(&values),
-                    Err(failure) => entries[index].invalid = Some(failure.to_string()),
-                }
-            }
-        }
-        run.rows.push(Row { id: id.to_owned(), title: title.to_owned(), entries });
+        let turns = Turns {
+            title,
+            parts: vec![(id.to_owned(), title.to_owned())],
+            entries: context.programs.iter().map(|program| Entry::new(&program.name)).collect(),
+            rounds: settings.rounds,
+            work_dir: context.work_dir.path(),
+        };
+        turns.run(&mut run, &mut progress, |turn| {
+            let program = &context.programs[turn.entry];
+            Ok(vec![Ok(measure(&turn.folder, program, load, &upstream, settings)?)])
+        })?;
     }
     Ok(run)
 }
@@ -109,14 +109,12 @@ fn config(load: Load, port: u16, upstream: u16, rules: usize) -> Value {
 }
 
 fn measure(
-    context: &Context,
+    folder: &Path,
     program: &Program,
     load: Load,
     upstream: &Upstream,
     settings: &Settings,
-) -> Result<Vec<(&'static str, f64)>, Failure> {
-    let folder = context.work_dir.path().join("round");
-    fs::create_dir_all(&folder).map_err(Failure::file("cannot create", &folder))?;
+) -> Result<Values, Failure> {
     let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
     let address = free.map_err(Failure::io("cannot find a free port"))?;
     let path = folder.join("config.json");
@@ -131,7 +129,6 @@ fn measure(
     let peak = Memory::of(process.pid()).map_or(0, |memory| memory.peak);
     process.check()?;
     drop(process);
-    fs::remove_dir_all(&folder).map_err(Failure::file("cannot remove", &folder))?;
     if seen.delays.is_empty() {
         return Err(Failure::Usage("no question was answered".to_owned()));
     }

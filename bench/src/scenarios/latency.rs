@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 
-use crate::chain::{Chain, Contender};
+use crate::chain::{Chain, Contender, Place};
 use crate::failure::Failure;
 use crate::objects;
 use crate::plan::{Plan, Round, Values};
@@ -57,10 +57,10 @@ fn part(scheme: &str, (size, title): (usize, &str)) -> (String, String) {
 }
 
 fn measure(round: &Round<'_>, settings: &Settings) -> Result<Vec<Values>, Failure> {
-    let target = Target::start_with_tls(1)?;
-    let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
+    let target = Target::start(1)?;
+    let chain = Chain::start(&round.folder, round.protocol, round.contender, &Place::here(&target))?;
     let mut parts = Vec::new();
-    for tls in [None, target.client_tls()] {
+    for tls in [None, Some(target.client_tls())] {
         for (size, _) in SIZES {
             parts.push(fetch_all(&chain, tls, size, settings.fetches)?);
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::bulk::{Bulk, Direction, Measured, verify_streams};
-use crate::chain::{Chain, Contender, PerEnd};
+use crate::chain::{Chain, Contender, PerEnd, Place};
 use crate::failure::Failure;
 use crate::plan::{Plan, Round, Values};
 use crate::protocols::Protocol;
@@ -67,7 +67,7 @@ pub(crate) fn verify(context: &Context, settings: &Settings) -> Result<Run, Fail
     plan.parts = vec![("verify".into(), "both ways at once".into())];
     plan.run(&mut run, |round| {
         let target = Target::start(settings.streams)?;
-        let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
+        let chain = Chain::start(&round.folder, round.protocol, round.contender, &Place::here(&target))?;
         verify_streams(&chain, &target, settings.streams, VERIFY_BYTES)?;
         Ok(vec![vec![("bytes", 2.0 * settings.streams as f64 * VERIFY_BYTES as f64 / 1e6)]])
     })?;
@@ -106,7 +106,7 @@ fn plan<'a>(context: &'a Context, settings: &'a Settings, contenders: &'a [Conte
 /// Both directions in one set of processes, so that their peak memory covers both.
 fn measure(round: &Round<'_>, settings: &Settings) -> Result<Vec<Values>, Failure> {
     let target = Target::start(settings.streams)?;
-    let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
+    let chain = Chain::start(&round.folder, round.protocol, round.contender, &Place::here(&target))?;
     let mut parts = Vec::new();
     for direction in Direction::BOTH {
         let bulk = Bulk::start(&chain, &target, settings.streams, direction)?;

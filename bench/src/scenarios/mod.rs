@@ -7,8 +7,12 @@ pub(crate) mod connect;
 pub(crate) mod dns;
 pub(crate) mod latency;
 pub(crate) mod matrix;
+pub(crate) mod path;
+pub(crate) mod rules;
 pub(crate) mod startup;
 pub(crate) mod stress;
+pub(crate) mod tun;
+pub(crate) mod vpn;
 
 /// What every scenario works with.
 pub(crate) struct Context {

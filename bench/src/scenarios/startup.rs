@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::chain::{Chain, Contender};
+use crate::chain::{Chain, Contender, Place};
 use crate::failure::Failure;
 use crate::plan::{Plan, Round, Values};
 use crate::procfs::CpuSample;
@@ -43,7 +43,7 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
 
 fn measure(round: &Round<'_>) -> Result<Values, Failure> {
     let target = Target::start(1)?;
-    let chain = Chain::spawn(&round.folder, round.protocol, round.contender, target.address())?;
+    let chain = Chain::spawn(&round.folder, round.protocol, round.contender, &Place::here(&target))?;
     let listening = chain.time_to_listen()?;
     thread::sleep(SETTLE);
     let memory = chain.memory()?.client.unwrap_or_default();

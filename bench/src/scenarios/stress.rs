@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::bulk::{Bulk, Direction};
-use crate::chain::{Chain, Contender};
+use crate::chain::{Chain, Contender, Place};
 use crate::failure::Failure;
 use crate::plan::{Plan, Round, Values};
 use crate::procfs::Memory;
@@ -66,7 +66,7 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
 
 fn measure(round: &Round<'_>, settings: &Settings) -> Result<Values, Failure> {
     let target = Target::start(settings.loaded)?;
-    let chain = Chain::start(&round.folder, round.protocol, round.contender, target.address())?;
+    let chain = Chain::start(&round.folder, round.protocol, round.contender, &Place::here(&target))?;
     let settled = |time: Duration| {
         thread::sleep(time);
         memory(&chain)

@@ -1,7 +1,8 @@
 //! System calls behind safe functions: sockets with their options, network namespaces, splice, datagram batches.
 //!
-//! This is the only crate of Culvert with unsafe code, and that code sits in two places: `sys/linux.rs` holds one thin
-//! function per system call, and `udp/linux.rs` the two calls that carry arrays of pointers. Everything public is safe,
+//! This is the only crate of Culvert with unsafe code, and that code sits in three places: `sys/linux.rs` holds one thin
+//! function per system call, `udp/linux.rs` the two calls that carry arrays of pointers, and [`counting`] an allocator for
+//! benchmarks. Everything public is safe,
 //! never panics on what a peer sends, and never blocks: sockets are made non-blocking, and a call that would have to wait
 //! fails with [`std::io::ErrorKind::WouldBlock`], as a readiness loop expects. Only [`ready::wait`] waits, by its name.
 //!
@@ -13,6 +14,7 @@
 // The one place for unsafe code: each block names what makes it sound, and a test that would notice exercises it.
 #![allow(unsafe_code)]
 
+pub mod counting;
 pub mod iface;
 #[cfg(target_os = "linux")]
 pub mod netlink;

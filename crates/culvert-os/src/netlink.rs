@@ -13,7 +13,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::ControlFlow;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::sys;
 
@@ -114,6 +114,31 @@ pub fn bring_up(link: u32, mtu: u32) -> io::Result<()> {
     message.word(up);
     message.word(up);
     message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+    message.send()
+}
+
+/// Makes two links that are one wire: what either sends, the other receives. The second one is in another namespace.
+///
+/// # Errors
+/// The kernel's; EEXIST if there is a link of that name.
+pub fn add_veth(name: &str, peer: &str, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    /// VETH_INFO_PEER of linux/veth.h.
+    const PEER: u16 = 1;
+    const HEAD: [u8; 16] = [0; 16];
+    let text = |name: &str| [name.as_bytes(), b"\0"].concat();
+    let mut message = Message::new(NEW_LINK, REQUEST | ACK | CREATE | EXCLUSIVE);
+    message.bytes(&HEAD);
+    message.attribute(libc::IFLA_IFNAME, &text(name));
+    message.nested(libc::IFLA_LINKINFO, |message| {
+        message.attribute(libc::IFLA_INFO_KIND, b"veth");
+        message.nested(libc::IFLA_INFO_DATA, |message| {
+            message.nested(PEER, |message| {
+                message.bytes(&HEAD);
+                message.attribute(libc::IFLA_IFNAME, &text(peer));
+                message.attribute(libc::IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
+            });
+        });
+    });
     message.send()
 }
 
@@ -466,6 +491,15 @@ impl Message {
         self.0.resize(self.0.len().next_multiple_of(4), 0);
     }
 
+    /// An attribute that consists of attributes.
+    fn nested(&mut self, kind: u16, inside: impl FnOnce(&mut Self)) {
+        let at = self.0.len();
+        self.attribute(kind, &[]);
+        inside(self);
+        let len = (self.0.len() - at) as u16;
+        self.0[at..at + 2].copy_from_slice(&len.to_ne_bytes());
+    }
+
     fn address(&mut self, kind: u16, ip: IpAddr) {
         match ip {
             IpAddr::V4(ip) => self.attribute(kind, &ip.octets()),
@@ -630,6 +664,34 @@ mod tests {
             }
             delete_rule_at(9000, false).unwrap();
             assert!(!ip("rule show").contains("90"), "{}", ip("rule show"));
+        });
+    }
+
+    #[test]
+    fn a_wire_joins_two_namespaces() {
+        in_fresh_network("a_wire_joins_two_namespaces", || {
+            let end = |name: &str, address: &str| {
+                let link = crate::iface::index(name).unwrap();
+                bring_up(link, 1500).unwrap();
+                add_address(link, prefix(address)).unwrap();
+            };
+            let far = std::thread::spawn(|| {
+                crate::netns::isolate_thread().unwrap();
+                std::fs::File::open("/proc/thread-self/ns/net").unwrap()
+            });
+            let far = far.join().unwrap();
+            add_veth("wire-a", "wire-b", far.as_fd()).unwrap();
+            let again = add_veth("wire-a", "wire-c", far.as_fd()).unwrap_err();
+            assert_eq!(again.raw_os_error(), Some(libc::EEXIST));
+            end("wire-a", "10.98.0.1/30");
+            let path = format!("/proc/self/fd/{}", far.as_raw_fd());
+            let listener = crate::netns::within(&path, || {
+                end("wire-b", "10.98.0.2/30");
+                std::net::TcpListener::bind("10.98.0.2:0").unwrap()
+            });
+            let listener = listener.unwrap();
+            std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            assert_eq!(listener.accept().unwrap().1.ip(), prefix("10.98.0.1/30").ip);
         });
     }
 
