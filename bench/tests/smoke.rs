@@ -80,7 +80,10 @@ fn a_program_that_does_not_start_makes_its_rows_invalid() {
         .unwrap();
     assert_eq!(run.status.code(), Some(1));
     let text = String::from_utf8_lossy(&run.stdout);
-    assert!(text.contains("INVALID socks → direct, down, broken: broken did not start"), "{text}");
+    assert!(
+        text.contains("INVALID socks → direct, down; socks → direct, up, broken: broken did not start"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -144,7 +147,7 @@ fn tun_engines_are_measured_between_namespaces() {
     let run = bench(&sing_box)
         .args(["tun", "--quick", "--time", "0.1", "--idle", "0.1", "--flows", "10", "--stack", "gvisor"])
         .args(rows.iter().flat_map(|row| ["--row", row]))
-        .args(["--bin", &format!("sing-box={}", sing_box.display()), "--json".as_ref()])
+        .args(["--bin", &format!("sing-box={}", sing_box.display()), "--json"])
         .arg(&json)
         .output()
         .unwrap();
