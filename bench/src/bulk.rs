@@ -55,6 +55,33 @@ pub(crate) struct Measured {
     pub(crate) generator_cpu: Duration,
     /// What others than all of these used meanwhile, in percent of all processors' time.
     pub(crate) foreign_percent: f64,
+    /// Streams that moved nothing, where that is permitted.
+    pub(crate) stood_still: usize,
+}
+
+/// When streams that move nothing spoil a measurement.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Stalls {
+    /// When one has stood still for so long.
+    Fail(Duration),
+    /// When all have: on a bad path a stream may wait for its turn for very long, whoever is to blame.
+    Count(Duration),
+}
+
+impl Stalls {
+    fn patience(self) -> Duration {
+        match self {
+            Self::Fail(patience) | Self::Count(patience) => patience,
+        }
+    }
+
+    /// Whether so many of all are too many.
+    fn are_too_many(self, still: usize, all: usize) -> bool {
+        match self {
+            Self::Fail(_) => still > 0,
+            Self::Count(_) => still == all,
+        }
+    }
 }
 
 /// Running streams; dropping it ends them.
@@ -62,7 +89,7 @@ pub(crate) struct Bulk<'a> {
     chain: &'a Chain,
     target: &'a Target,
     direction: Direction,
-    patience: Duration,
+    stalls: Stalls,
     /// What the target's counters said before.
     base: Vec<u64>,
     streams: Vec<Stream>,
@@ -89,23 +116,23 @@ impl<'a> Bulk<'a> {
         count: usize,
         direction: Direction,
     ) -> Result<Self, Failure> {
-        Self::start_with_patience(chain, target, count, direction, STALL)
+        Self::start_with(chain, target, count, direction, Stalls::Fail(STALL))
     }
 
-    /// As [`Bulk::start`], where a stream may stand still for so long: on a lossy path that is no fault of anybody.
-    pub(crate) fn start_with_patience(
+    /// As [`Bulk::start`], with another view of streams that stand still.
+    pub(crate) fn start_with(
         chain: &'a Chain,
         target: &'a Target,
         count: usize,
         direction: Direction,
-        patience: Duration,
+        stalls: Stalls,
     ) -> Result<Self, Failure> {
         let base = (0..count).map(|stream| target.received(stream)).collect();
         let mut bulk = Self {
             chain,
             target,
             direction,
-            patience,
+            stalls,
             base,
             streams: Vec::with_capacity(count),
             shared: Arc::default(),
@@ -135,9 +162,10 @@ impl<'a> Bulk<'a> {
         }
         let begun = Instant::now();
         let still = |bulk: &Self| bulk.moved().iter().filter(|bytes| **bytes == 0).count();
-        while still(&bulk) > 0 {
+        // Where some may stand still, it takes only one that moves.
+        while stalls.are_too_many(still(&bulk), count) {
             bulk.check()?;
-            if begun.elapsed() > patience * FIRST_BYTES {
+            if begun.elapsed() > stalls.patience() * FIRST_BYTES {
                 return Err(Failure::Stalled {
                     count: still(&bulk),
                     of: count,
@@ -164,27 +192,25 @@ impl<'a> Bulk<'a> {
         let ours = generator_cpu + softirq_cpu + cpu.iter().sum::<Duration>();
         let foreign_percent = SystemCpu::take().foreign_percent(&system, ours);
 
-        self.wait_for_stragglers(&moved)?;
+        let stood_still = self.wait_for_stragglers(&moved)?;
         let bytes = moved_later.iter().sum::<u64>() - moved.iter().sum::<u64>();
-        Ok(Measured { bytes, time, cpu, softirq_cpu, generator_cpu, foreign_percent })
+        Ok(Measured { bytes, time, cpu, softirq_cpu, generator_cpu, foreign_percent, stood_still })
     }
 
     /// Fails when a stream has stalled since `before`. One that only had no turn in a short window, as on a machine with
     /// more to do, gets one now.
-    fn wait_for_stragglers(&self, before: &[u64]) -> Result<(), Failure> {
+    fn wait_for_stragglers(&self, before: &[u64]) -> Result<usize, Failure> {
         let begun = Instant::now();
         loop {
             let now = self.moved();
             let still = now.iter().zip(before).filter(|(now, before)| now == before).count();
-            if still == 0 {
-                return Ok(());
+            if !self.stalls.are_too_many(still, now.len()) {
+                return Ok(still);
             }
-            if begun.elapsed() > self.patience {
-                return Err(Failure::Stalled {
-                    count: still,
-                    of: now.len(),
-                    seconds: self.patience.as_secs_f64(),
-                });
+            let patience = self.stalls.patience();
+            if begun.elapsed() > patience {
+                let seconds = patience.as_secs_f64();
+                return Err(Failure::Stalled { count: still, of: now.len(), seconds });
             }
             self.run_for(GLANCE)?;
         }

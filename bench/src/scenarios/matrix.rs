@@ -202,6 +202,7 @@ mod tests {
             softirq_cpu: Duration::from_millis(200),
             generator_cpu: Duration::from_millis(100),
             foreign_percent: 0.0,
+            stood_still: 0,
         };
         let values = values(&measured);
         assert_eq!(value(&values, "goodput"), Some(8.0));
@@ -237,6 +238,7 @@ mod tests {
             softirq_cpu: second,
             generator_cpu: second,
             foreign_percent: 0.0,
+            stood_still: 0,
         };
         assert_eq!(value(&values(&measured), "server_cpu"), None);
     }

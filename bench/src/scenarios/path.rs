@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use culvert_path::{Loss, Shape};
 
-use crate::bulk::{Bulk, Direction};
+use crate::bulk::{Bulk, Direction, Stalls};
 use crate::chain::{Chain, Contender, Place};
 use crate::failure::Failure;
 use crate::network::{Network, Wire};
@@ -47,7 +47,7 @@ pub(crate) struct Settings {
     pub(crate) window: Duration,
 }
 
-/// On a bad path a stream may stand still for a while without being broken.
+/// How long all streams together may stand still.
 const PATIENCE: Duration = Duration::from_secs(20);
 const SEED: u64 = 0x5eed;
 /// Of TCP, where the kernel has them; the others bring their own.
@@ -89,6 +89,7 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
     let metrics = vec![
         Metric::new("goodput", "Mbit/s", Better::Higher, 1).main(),
         Metric::new("overflowed", "dropped at the bottleneck %", Better::Lower, 2).main(),
+        Metric::new("stood_still", "streams that stood still", Better::Lower, 0),
         Metric::new("cpu", "CPU-s/GB", Better::Lower, 2),
         Metric::new("client_peak", "client peak MiB", Better::Lower, 1),
         Metric::new("server_peak", "server peak MiB", Better::Lower, 1),
@@ -160,9 +161,10 @@ fn jobs(cells: usize, rounds: usize, entries: usize) -> Vec<Job> {
 }
 
 fn cells(settings: &Settings) -> Vec<Cell> {
-    let available =
-        fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap_or_default();
-    let known = |name: &&str| available.split_ascii_whitespace().any(|word| word == *name);
+    // Those that a namespace may choose, and the one that it is born with.
+    let list = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{name}congestion_control"));
+    let permitted = ["allowed_", ""].map(|name| list(name).unwrap_or_default()).join(" ");
+    let known = |name: &&str| permitted.split_ascii_whitespace().any(|word| word == *name);
     let mut cells = Vec::new();
     for protocol in &settings.protocols {
         // What has no floor brings its own packets.
@@ -203,7 +205,7 @@ fn measure(
     let target = network.far(|| Target::start(settings.streams))??;
     let place = Place { bandwidth: cell.bandwidth, ..Place::apart(&target, &network) };
     let chain = Chain::start(folder, cell.protocol, contender, &place)?;
-    let bulk = Bulk::start_with_patience(&chain, &target, settings.streams, Direction::Down, PATIENCE)?;
+    let bulk = Bulk::start_with(&chain, &target, settings.streams, Direction::Down, Stalls::Count(PATIENCE))?;
     let counts = || network.link().map(|link| link.counts()[1]).unwrap_or_default();
     let before = counts();
     let measured = bulk.measure(settings.warm_up, settings.window)?;
@@ -215,6 +217,7 @@ fn measure(
     let mut values = vec![
         ("goodput", measured.bytes as f64 * 8.0 / 1e6 / measured.time.as_secs_f64()),
         ("overflowed", (after.overflowed - before.overflowed) as f64 * 100.0 / offered),
+        ("stood_still", measured.stood_still as f64),
         ("cpu", cpu.as_secs_f64() / (measured.bytes.max(1) as f64 / 1e9)),
     ];
     values.extend(memory.client.map(|client| ("client_peak", mib(client.peak))));

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use culvert_os::netlink::Prefix;
 
-use crate::bulk::{Bulk, Direction};
+use crate::bulk::{Bulk, Direction, Stalls};
 use crate::chain::{Chain, Contender, Place};
 use crate::failure::Failure;
 use crate::network::{FAR, Network, Wire, lead_into};
@@ -112,7 +112,7 @@ fn measure(
     let mut parts = Vec::new();
     for streams in &settings.streams {
         for direction in Direction::BOTH {
-            let outcome = Bulk::start_with_patience(chain, target, *streams, direction, PATIENCE)
+            let outcome = Bulk::start_with(chain, target, *streams, direction, Stalls::Fail(PATIENCE))
                 .and_then(|bulk| bulk.measure(settings.warm_up, settings.window));
             chain.check()?;
             let memory = chain.memory()?;
