@@ -74,8 +74,7 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
     run.set("workers", settings.workers);
     run.set("window, s", settings.window.as_secs_f64());
     let list = context.work_dir.path().join("large.srs");
-    let file = large_list();
-    let binary = write_binary(&file).map_err(|error| Failure::Usage(error.to_string()))?;
+    let binary = write_binary(&large_list()).map_err(|error| Failure::Usage(error.to_string()))?;
     fs::write(&list, &binary).map_err(Failure::file("cannot write", &list))?;
 
     let entries =
@@ -109,7 +108,7 @@ pub(crate) fn run(context: &Context, settings: &Settings) -> Result<Run, Failure
     turns.run(&mut run, &mut progress, |turn| {
         Ok(vec![match_once(&context.programs[turn.entry], &list).map(|took| vec![("ms", took)])])
     })?;
-    run.rows.extend(in_process(&file, &binary, settings.rounds)?);
+    run.rows.extend(in_process(&binary, settings.rounds)?);
     Ok(run)
 }
 
@@ -238,7 +237,7 @@ fn match_once(program: &Program, list: &Path) -> Result<f64, Failure> {
 }
 
 /// Culvert's matcher without anything around it.
-fn in_process(file: &RuleSetFile, binary: &[u8], rounds: usize) -> Result<Vec<Row>, Failure> {
+fn in_process(binary: &[u8], rounds: usize) -> Result<Vec<Row>, Failure> {
     let refuse = |error: &dyn std::fmt::Display| Failure::Usage(format!("cannot build rules: {error}"));
     let rules: Vec<Rule> = many_rules(RULES)
         .map(|rule| Rule::new(rule.into(), &mut |_| None))
@@ -248,7 +247,6 @@ fn in_process(file: &RuleSetFile, binary: &[u8], rounds: usize) -> Result<Vec<Ro
     let sets = RuleSets::default();
     let asked = Facts { domain: Some(ASKED), inbound: "in", port: 443, ..Default::default() };
     let list = load("large", Format::Binary, binary).map_err(|error| refuse(&error))?;
-    drop(file.clone());
     let hits: Vec<String> = names(NAMES).step_by(50).map(|name| format!("www.{name}")).collect();
     let mut next = hits.iter().cycle();
     let mut number = 0u32;
