@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::checksum::{Sum, pseudo};
 use crate::ip::{self, protocol};
+use crate::tcp::Seq;
+use crate::udp;
 
 /// Why a packet could not be delivered, in the words of both families.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -39,8 +41,9 @@ impl Unreachable {
 pub(crate) enum Message {
     /// A ping; the message lies at this place in the packet.
     EchoRequest,
-    /// Packets to this place, from this one, must be no longer than so many bytes.
-    TooBig { source: SocketAddr, target: SocketAddr, protocol: u8, mtu: u16 },
+    /// Packets to this place, from this one, must be no longer than so many bytes. Of TCP, `seq` is the number of the one
+    /// that was too long.
+    TooBig { source: SocketAddr, target: SocketAddr, protocol: u8, seq: Seq, mtu: u16 },
     /// Something that nobody here waits for.
     Other,
 }
@@ -78,12 +81,14 @@ fn too_big(inner: &[u8], mtu: u32) -> Option<Message> {
         }
         _ => return None,
     };
-    let ports: &[u8; 4] = inner.get(at..)?.first_chunk()?;
-    let port = |at: usize| u16::from_be_bytes([ports[at], ports[at + 1]]);
+    // As much as every error quotes (RFC 792).
+    let quoted: &[u8; 8] = inner.get(at..)?.first_chunk()?;
+    let port = |at: usize| u16::from_be_bytes([quoted[at], quoted[at + 1]]);
     Some(Message::TooBig {
         source: SocketAddr::new(source, port(0)),
         target: SocketAddr::new(target, port(2)),
         protocol,
+        seq: Seq(u32::from_be_bytes([quoted[4], quoted[5], quoted[6], quoted[7]])),
         mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
     })
 }
@@ -112,6 +117,15 @@ pub fn unreachable(offending: &[u8], why: Unreachable) -> Option<Vec<u8>> {
     let head = ip::parse(offending).ok()?;
     let [kind, code] = why.code(head.source.is_ipv4());
     error(offending, &head, [kind, code], [0; 4])
+}
+
+/// The packet that tells `source` that a datagram of its to `target` could not be delivered.
+#[must_use]
+pub fn datagram_unreachable(source: SocketAddr, target: SocketAddr, why: Unreachable) -> Option<Vec<u8>> {
+    let mut offending = vec![0; ip::MAX_HEAD + udp::HEAD];
+    let len = udp::encode(source, target, &[], 0, true, &mut offending);
+    offending.truncate(len);
+    unreachable(&offending, why)
 }
 
 /// The packet that tells the sender of `offending` how long its packets may be.
@@ -145,7 +159,9 @@ fn error(offending: &[u8], head: &ip::Head, kind: [u8; 2], field: [u8; 4]) -> Op
     Some(packet(head.target, head.source, message))
 }
 
-fn packet(source: IpAddr, target: IpAddr, mut message: Vec<u8>) -> Vec<u8> {
+/// Puts a head before a whole message, and completes its checksum. A message has at least eight bytes.
+#[must_use]
+pub fn packet(source: IpAddr, target: IpAddr, mut message: Vec<u8>) -> Vec<u8> {
     message[2..4].fill(0);
     let sum = sum(source, target, &message).finish();
     message[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -163,14 +179,8 @@ mod tests {
 
     fn udp(source: &str, target: &str) -> Vec<u8> {
         let mut packet = vec![0; 48];
-        let len = crate::udp::encode(
-            source.parse().unwrap(),
-            target.parse().unwrap(),
-            b"data",
-            1,
-            true,
-            &mut packet,
-        );
+        let len =
+            udp::encode(source.parse().unwrap(), target.parse().unwrap(), b"data", 1, true, &mut packet);
         packet.truncate(len);
         packet.extend(b"data");
         packet
@@ -205,13 +215,12 @@ mod tests {
             let offending = udp(source, target);
             let error = too_long(&offending, 1280).unwrap();
             let head = ip::parse(&error).unwrap();
-            let expected = Message::TooBig {
-                source: source.parse().unwrap(),
-                target: target.parse().unwrap(),
-                protocol: 17,
-                mtu: 1280,
+            let Some(Message::TooBig { source: from, target: to, protocol: 17, mtu: 1280, .. }) =
+                parse(&head, &error, false)
+            else {
+                panic!("not what it is");
             };
-            assert_eq!(parse(&head, &error, false), Some(expected));
+            assert_eq!((from, to), (source.parse().unwrap(), target.parse().unwrap()));
             assert_eq!(unreachable(&error, Unreachable::Port), None, "no error about an error");
             assert!(unreachable(&offending, Unreachable::Port).is_some());
         }

@@ -117,6 +117,14 @@ pub struct ConnId {
     generation: u32,
 }
 
+impl ConnId {
+    /// A small number that no other connection of the stack has while this one is held, for tables beside the stack.
+    #[must_use]
+    pub fn place(self) -> usize {
+        self.index as usize
+    }
+}
+
 /// What happened to a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
@@ -328,9 +336,9 @@ impl Stack {
                         packet.truncate(head.payload.end);
                         Some(Delivery::Echo { source: head.source, target: head.target, packet })
                     }
-                    Some(icmp::Message::TooBig { source, target, protocol: protocol::TCP, mtu }) => {
+                    Some(icmp::Message::TooBig { source, target, protocol: protocol::TCP, seq, mtu }) => {
                         if let Some(index) = self.by_pair.get(&(source, target)).copied() {
-                            self.touch(index, now, |conn, _, _| conn.reduce_mss(mtu, now));
+                            self.touch(index, now, |conn, _, _| conn.reduce_mss(seq, mtu, now));
                         }
                         None
                     }
@@ -721,6 +729,37 @@ impl Stack {
             payload: &[IoSlice::new(data)],
             segment: if whole { 0 } else { segment },
             checksum: (!complete).then_some((at, 6)),
+        });
+        self.counters.sent += u64::from(taken);
+        taken
+    }
+
+    /// Sends datagrams that belong one behind the other, as a train where the device cuts them. All but the last, which may be
+    /// shorter, have one length. `false` if `sink` took no more, as with [`Stack::send_datagram`].
+    pub fn send_datagrams(
+        &mut self,
+        source: SocketAddr,
+        target: SocketAddr,
+        datagrams: &[IoSlice<'_>],
+        sink: &mut Sink<'_>,
+    ) -> bool {
+        let segment = datagrams.first().map_or(0, |first| first.len());
+        let len: usize = datagrams.iter().map(|datagram| datagram.len()).sum();
+        let heads = ip::head_len(target.ip()) + udp::HEAD;
+        let fits = segment + heads <= usize::from(self.config.mtu) && len + heads <= LONGEST;
+        // One without bytes would vanish in a train.
+        let empty = datagrams.iter().any(|datagram| datagram.is_empty());
+        if datagrams.len() < 2 || empty || !fits || !self.config.offloads.udp_segment {
+            return datagrams.iter().all(|datagram| self.send_datagram(source, target, datagram, 0, sink));
+        }
+        self.ident = self.ident.wrapping_add(1);
+        let mut head = [0; ip::MAX_HEAD + udp::HEAD];
+        let end = udp::encode_for_device(source, target, len, self.ident, &mut head);
+        let taken = sink(Outgoing {
+            head: &head[..end],
+            payload: datagrams,
+            segment: segment as u16,
+            checksum: Some(((end - udp::HEAD) as u16, 6)),
         });
         self.counters.sent += u64::from(taken);
         taken

@@ -39,8 +39,8 @@ pub(crate) fn parse(
     Some((ports.0, ports.1, head.payload.start + HEAD..head.payload.start + len))
 }
 
-/// Writes the heads of a datagram, or of a train whose datagrams have `segment` bytes, to the front of `out`, and returns
-/// their length. With `complete`, the checksum is whole; else the device makes it so.
+/// Writes the heads of a datagram to the front of `out`, and returns their length. With `complete`, the checksum is whole;
+/// else the device makes it so.
 pub(crate) fn encode(
     source: SocketAddr,
     target: SocketAddr,
@@ -49,23 +49,35 @@ pub(crate) fn encode(
     complete: bool,
     out: &mut [u8],
 ) -> usize {
-    let len = HEAD + data.len();
+    let at = encode_for_device(source, target, data.len(), ident, out);
+    if complete {
+        let head = &mut out[at - HEAD..at];
+        head[6..8].fill(0);
+        let sum = pseudo(source.ip(), target.ip(), protocol::UDP, HEAD + data.len()).bytes(head).bytes(data);
+        let sum = match sum.finish() {
+            0 => 0xffff, // 0 says that there is none
+            sum => sum,
+        };
+        head[6..8].copy_from_slice(&sum.to_be_bytes());
+    }
+    at
+}
+
+/// Writes the heads of a datagram of `len` bytes, or of a train of so many, for a device that completes the checksum.
+pub(crate) fn encode_for_device(
+    source: SocketAddr,
+    target: SocketAddr,
+    len: usize,
+    ident: u16,
+    out: &mut [u8],
+) -> usize {
+    let len = HEAD + len;
     let at = ip::encode(source.ip(), target.ip(), protocol::UDP, len, ident, out);
     let head = &mut out[at..at + HEAD];
     head[0..2].copy_from_slice(&source.port().to_be_bytes());
     head[2..4].copy_from_slice(&target.port().to_be_bytes());
     head[4..6].copy_from_slice(&u16::try_from(len).unwrap_or(0).to_be_bytes());
-    head[6..8].fill(0);
-    let sum = pseudo(source.ip(), target.ip(), protocol::UDP, len);
-    let sum = if complete {
-        match sum.bytes(head).bytes(data).finish() {
-            0 => 0xffff, // 0 says that there is none
-            sum => sum,
-        }
-    } else {
-        sum.partial()
-    };
-    head[6..8].copy_from_slice(&sum.to_be_bytes());
+    head[6..8].copy_from_slice(&pseudo(source.ip(), target.ip(), protocol::UDP, len).partial().to_be_bytes());
     at + HEAD
 }
 

@@ -1,75 +1,58 @@
-//! Two stacks with a path between them that loses, repeats, delays and reorders: any byte stream arrives whole, in order, once.
+//! Two stacks with an emulated path between them that loses, repeats, delays, reorders, narrows and shortens packets: any
+//! byte stream arrives whole, in order, once.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use culvert_stack::{Config, ConnId, Event, Offloads, ReadOutcome, Received, Refusal, Stack};
+use culvert_path::{Loss, Path, Shape};
+use culvert_stack::{Config, ConnId, Event, Offloads, ReadOutcome, Received, Refusal, Stack, icmp};
 use culvert_wire::BufChain;
 use proptest::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What a path does to packets; chances in a thousand.
-#[derive(Clone, Copy, Debug, Default)]
-struct Path {
-    delay: Duration,
-    loss: u32,
-    repeat: u32,
-    reorder: u32,
-}
-
-/// A packet on its way: when it arrives, its number, and to which end.
-type Flying = Reverse<(Instant, u64, usize, Vec<u8>)>;
-
 struct World {
     now: Instant,
     ends: [Stack; 2],
-    flying: BinaryHeap<Flying>,
-    number: u64,
-    dice: u64,
-    path: Path,
+    path: Path<Vec<u8>>,
+    /// Longest packet that a router in the middle lets through.
+    narrow: usize,
     packets: u64,
 }
 
+fn slow(delay: Duration) -> Shape {
+    Shape { delay, ..Shape::default() }
+}
+
 impl World {
-    fn new(path: Path, config: &Config, seed: u64) -> Self {
+    /// One whose path has this shape in both directions.
+    fn new(shape: Shape, config: &Config, seed: u64) -> Self {
         let now = Instant::now();
         let ends = [Stack::new(config.clone(), now), Stack::new(config.clone(), now)];
-        Self { now, ends, flying: BinaryHeap::new(), number: 0, dice: seed | 1, path, packets: 0 }
-    }
-
-    fn dice(&mut self) -> u32 {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
-        (self.dice >> 20) as u32 % 1000
+        let path = Path::new([shape.clone(), shape], seed);
+        Self { now, ends, path, narrow: usize::MAX, packets: 0 }
     }
 
     fn transmit(&mut self) {
         for end in 0..2 {
-            let mut packets = Vec::new();
-            self.ends[end].transmit(self.now, &mut |out| {
+            let (mut errors, now) = (Vec::new(), self.now);
+            let Self { ends, path, packets, narrow, .. } = self;
+            ends[end].transmit(now, &mut |out| {
                 let mut packet = out.head.to_vec();
                 out.payload.iter().for_each(|slice| packet.extend_from_slice(slice));
-                packets.push(packet);
+                *packets += 1;
+                if packet.len() > *narrow {
+                    errors.extend(icmp::too_long(&packet, *narrow as u16));
+                } else {
+                    let len = packet.len();
+                    path.offer(end, packet, len, now);
+                }
                 true
             });
-            for packet in packets {
-                self.packets += 1;
-                if self.dice() < self.path.loss {
-                    continue;
-                }
-                let copies = if self.dice() < self.path.repeat { 2 } else { 1 };
-                for _ in 0..copies {
-                    let late =
-                        if self.dice() < self.path.reorder { self.path.delay / 2 } else { Duration::ZERO };
-                    self.number += 1;
-                    let at = self.now + self.path.delay + late;
-                    self.flying.push(Reverse((at, self.number, 1 - end, packet.clone())));
-                }
+            for error in errors {
+                let received = Received { packet: error.into(), checked: false, segment: 0 };
+                assert!(self.ends[end].receive(received, now).is_none());
             }
         }
     }
@@ -77,14 +60,15 @@ impl World {
     /// Goes on to the next thing that happens. `false` if nothing will.
     fn step(&mut self) -> bool {
         self.transmit();
-        let arrival = self.flying.peek().map(|Reverse((at, ..))| *at);
+        let arrival = self.path.next_arrival();
         let timers = self.ends.iter().filter_map(Stack::next_timeout);
         let Some(next) = arrival.into_iter().chain(timers).min() else { return false };
         self.now = self.now.max(next);
-        while self.flying.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
-            let Some(Reverse((_, _, end, packet))) = self.flying.pop() else { break };
-            let received = Received { packet: packet.into(), checked: false, segment: 0 };
-            assert!(self.ends[end].receive(received, self.now).is_none());
+        for (to, end) in self.ends.iter_mut().enumerate() {
+            while let Some(packet) = self.path.take(to, self.now) {
+                let received = Received { packet: packet.into(), checked: false, segment: 0 };
+                assert!(end.receive(received, self.now).is_none());
+            }
         }
         for end in &mut self.ends {
             end.on_timeout(self.now);
@@ -181,7 +165,7 @@ fn exchange(world: &mut World, ids: (ConnId, ConnId), up: usize, down: usize) ->
 #[test]
 fn a_clean_path_needs_no_more_packets_than_it_must() {
     for (source, target) in [("10.0.0.1:1000", "192.0.2.1:80"), ("[fd00::1]:1000", "[2001:db8::1]:80")] {
-        let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 1);
+        let mut world = World::new(slow(MS), &Config::default(), 1);
         let ids = world.connect(source, target);
         exchange(&mut world, ids, 3_000_000, 0);
         let segments = 3_000_000 / 1400 + 1;
@@ -225,17 +209,68 @@ fn trains_are_as_long_as_a_packet_can_be() {
 }
 
 #[test]
+fn datagrams_of_one_length_go_as_a_train_and_others_by_themselves() {
+    use std::io::IoSlice;
+    let offloads = Offloads { checksum: true, tcp_segment: true, udp_segment: true };
+    let sent = |config: Config, lengths: &[usize]| {
+        let mut stack = Stack::new(config, Instant::now());
+        let data: Vec<Vec<u8>> = lengths.iter().map(|len| pattern(*len, 1)).collect();
+        let slices: Vec<IoSlice<'_>> = data.iter().map(|one| IoSlice::new(one)).collect();
+        let (source, target) = ("192.0.2.1:53".parse().unwrap(), "10.0.0.1:1000".parse().unwrap());
+        let mut packets = Vec::new();
+        stack.send_datagrams(source, target, &slices, &mut |out| {
+            packets.push((out.segment, out.payload.iter().map(|slice| slice.len()).sum::<usize>()));
+            true
+        });
+        packets
+    };
+    let able = || Config { offloads, ..Config::default() };
+    assert_eq!(sent(able(), &[500, 500, 500, 20]), [(500, 1520)]);
+    assert_eq!(sent(able(), &[500]), [(0, 500)]);
+    assert_eq!(sent(able(), &[0, 0]), [(0, 0), (0, 0)], "a train of nothing would be nothing");
+    assert_eq!(sent(able(), &[50, 0]), [(0, 50), (0, 0)]);
+    assert_eq!(sent(able(), &[1472, 1472]), [(1472, 2944)]);
+    assert_eq!(sent(able(), &[1473, 1473]).len(), 4, "too long for a packet: in pieces");
+    assert_eq!(sent(Config::default(), &[500, 500]), [(0, 500), (0, 500)]);
+}
+
+#[test]
 fn bad_paths_are_survived_at_speed() {
-    let path = Path { delay: MS * 20, loss: 20, repeat: 10, reorder: 250 };
-    let mut world = World::new(path, &Config::default(), 7);
+    let shape =
+        Shape { repeat: 0.01, reorder: 0.25, late: MS * 10, ..slow(MS * 20) }.losing(Loss::Random(0.02));
+    let mut world = World::new(shape, &Config::default(), 7);
     let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
     let took = exchange(&mut world, ids, 2_000_000, 2_000_000);
     assert!(took < Duration::from_secs(60), "{took:?}");
 }
 
 #[test]
+fn a_path_that_gets_shorter_packets_on_the_way_goes_on() {
+    for (source, target, narrow) in
+        [("10.0.0.1:1000", "192.0.2.1:80", 900), ("[fd00::1]:1000", "[2001:db8::1]:80", 1280)]
+    {
+        let mut world = World::new(slow(MS), &Config::default(), 5);
+        let ids = world.connect(source, target);
+        let mut data = BufChain::copied(&pattern(1 << 20, 5));
+        let mut got = Vec::new();
+        while got.len() < 1 << 20 {
+            if got.len() > 300_000 {
+                world.narrow = narrow;
+            }
+            world.ends[0].write(ids.0, &mut data, world.now).unwrap();
+            if let ReadOutcome::Data(more) = world.ends[1].read(ids.1, world.now) {
+                got.extend(more.to_vec());
+            }
+            assert!(world.step(), "{} bytes", got.len());
+        }
+        assert!(got == pattern(1 << 20, 5));
+        assert!(world.packets < 4000, "{} packets", world.packets);
+    }
+}
+
+#[test]
 fn a_reader_that_pauses_closes_the_window_and_opens_it_again() {
-    let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 3);
+    let mut world = World::new(slow(MS), &Config::default(), 3);
     let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
     let mut data = BufChain::copied(&pattern(4 << 20, 5));
     let until = world.now + Duration::from_secs(300);
@@ -259,10 +294,11 @@ fn a_reader_that_pauses_closes_the_window_and_opens_it_again() {
 
 #[test]
 fn a_peer_that_vanishes_is_noticed() {
-    let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 3);
+    let mut world = World::new(slow(MS), &Config::default(), 3);
     let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
     while world.step() {}
-    world.path.loss = 1000;
+    let nothing = slow(MS).losing(Loss::Random(1.0));
+    world.path.reshape([nothing.clone(), nothing]);
     world.ends[0].write(ids.0, &mut BufChain::copied(b"hello"), world.now).unwrap();
     let started = world.now;
     let broken = loop {
@@ -279,7 +315,7 @@ fn a_peer_that_vanishes_is_noticed() {
 #[test]
 fn refusals_are_told_apart() {
     for how in [Refusal::Reset, Refusal::Drop] {
-        let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 3);
+        let mut world = World::new(slow(MS), &Config::default(), 3);
         let (source, target) = ("10.0.0.1:1000".parse().unwrap(), "192.0.2.1:80".parse().unwrap());
         let client = world.ends[0].connect(source, target, world.now).unwrap();
         let started = world.now;
@@ -300,7 +336,7 @@ fn refusals_are_told_apart() {
 
 #[test]
 fn an_abort_arrives_as_a_reset() {
-    let mut world = World::new(Path { delay: MS, ..Path::default() }, &Config::default(), 3);
+    let mut world = World::new(slow(MS), &Config::default(), 3);
     let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
     world.ends[1].write(ids.1, &mut BufChain::copied(b"the beginning"), world.now).unwrap();
     while world.step() {}
@@ -318,17 +354,32 @@ proptest! {
     #[test]
     fn any_path_carries_every_byte(
         seed in any::<u64>(),
-        loss in 0u32..150,
-        repeat in 0u32..200,
-        reorder in 0u32..500,
+        loss in 0.0..0.15f64,
+        repeat in 0.0..0.2f64,
+        reorder in 0.0..0.5f64,
+        jitter in 0u32..10,
+        rate in prop::option::of(1_000_000u64..50_000_000),
         up in 0usize..120_000,
         down in 0usize..120_000,
         mtu in 576u16..9000,
+        narrow in prop::option::of(576usize..9000),
     ) {
-        let path = Path { delay: MS * 10, loss, repeat, reorder };
+        let shape = Shape {
+            jitter: MS * jitter,
+            jitter_reorders: true,
+            repeat,
+            reorder,
+            late: MS * 5,
+            rate,
+            queue: 64 << 10,
+            ..slow(MS * 10)
+        };
         let config = Config { mtu, receive_window: 64 << 10, ..Config::default() };
-        let mut world = World::new(path, &config, seed);
+        let mut world = World::new(slow(MS * 10), &config, seed);
         let ids = world.connect("10.0.0.1:1000", "192.0.2.1:80");
+        let shape = shape.losing(Loss::Random(loss));
+        world.path.reshape([shape.clone(), shape]);
+        world.narrow = narrow.unwrap_or(usize::MAX);
         exchange(&mut world, ids, up, down);
     }
 }

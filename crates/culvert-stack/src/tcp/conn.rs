@@ -139,6 +139,8 @@ pub(crate) struct Conn {
     unacked: u32,
     quick: u8,
     wants_data: bool,
+    /// The reader has been woken and has not read yet.
+    reading: bool,
 
     // Options.
     sack: bool,
@@ -221,6 +223,7 @@ impl Conn {
             unacked: 0,
             quick: QUICK_ACKS,
             wants_data: false,
+            reading: false,
             sack: false,
             stamps: false,
             recent: 0,
@@ -288,6 +291,9 @@ impl Conn {
 
     /// Takes what has come.
     pub(crate) fn read(&mut self) -> ReadOutcome {
+        if std::mem::take(&mut self.reading) && matches!(self.ack, Ack::Delayed(_)) {
+            self.ack_if_worth_it();
+        }
         if self.receiver.ready() > 0 {
             let data = self.receiver.take();
             // The window opens only by steps that are worth a segment.
@@ -368,7 +374,9 @@ impl Conn {
             return;
         }
         self.released = true;
-        self.linger = Some(now + ORPHAN);
+        if self.state != State::TimeWait {
+            self.linger = Some(now + ORPHAN);
+        }
         let unread = self.receiver.ready() > 0 || self.receiver.has_gap();
         if matches!(self.state, State::Knocking | State::SynSent | State::SynReceived) || unread {
             return self.abort();
@@ -404,8 +412,12 @@ impl Conn {
         out.copy_from_slice(&head[..len]);
     }
 
-    /// A packet to the peer was too long.
-    pub(crate) fn reduce_mss(&mut self, mtu: u16, now: Instant) {
+    /// A packet to the peer was too long, the one that began at `seq`.
+    pub(crate) fn reduce_mss(&mut self, seq: Seq, mtu: u16, now: Instant) {
+        // Only one on its way can have been, and whoever cannot see it cannot name it (RFC 5927 section 7.2).
+        if seq.is_before(self.sender.una()) || !seq.is_before(self.sender.next()) {
+            return;
+        }
         let heads = (ip::head_len(self.peer.ip()) + HEAD) as u16 + if self.stamps { 12 } else { 0 };
         let mss = mtu.saturating_sub(heads).max(LEAST_MSS);
         if mss >= self.mss {
@@ -612,16 +624,26 @@ impl Conn {
         let fresh = next != self.next;
         self.next = next;
         self.unacked += len;
-        if fresh {
-            self.signals.readable |= std::mem::take(&mut self.wants_data);
+        if fresh && std::mem::take(&mut self.wants_data) {
+            (self.signals.readable, self.reading) = (true, true);
         }
-        // What is out of order, and what closes a gap, is told at once (RFC 5681 section 4.2).
-        let odd = !fresh || had_gap || self.receiver.has_gap();
-        if odd || self.quick > 0 || self.unacked >= 2 * u32::from(self.mss) {
+        if self.ack == Ack::None {
+            self.ack = Ack::Delayed(now + DELAYED_ACK);
+        }
+        // What is out of order, and what closes a gap, is told at once (RFC 5681 section 4.2). What a reader is about to take
+        // is told when it has: one packet then says both that it has come and that there is room again.
+        if !fresh || had_gap || self.receiver.has_gap() {
+            self.ack = Ack::Now;
+        } else if !self.reading || self.unacked >= self.limit / 4 {
+            self.ack_if_worth_it();
+        }
+    }
+
+    /// At the start of a connection, and behind every second segment, an acknowledgement does not wait.
+    fn ack_if_worth_it(&mut self) {
+        if self.quick > 0 || self.unacked >= 2 * u32::from(self.mss) {
             self.quick = self.quick.saturating_sub(1);
             self.ack = Ack::Now;
-        } else if self.ack == Ack::None {
-            self.ack = Ack::Delayed(now + DELAYED_ACK);
         }
     }
 
