@@ -241,9 +241,10 @@ impl Engine<'_> {
         let words = |text: String| text.split(' ').map(str::to_owned).collect();
         match self.program.kind {
             Kind::HevSocks5Tunnel => {
+                // Without pipelining its greeting waits in the kernel for 200 ms, for more to go with it.
                 let text = format!(
                     "tunnel:\n  name: {DEVICE}\n  mtu: {mtu}\n  multi-queue: false\n  ipv4: 198.18.0.1\n\
-                     socks5:\n  address: {}\n  port: {}\n  udp: 'udp'\n\
+                     socks5:\n  address: {}\n  port: {}\n  udp: 'udp'\n  pipeline: true\n\
                      misc:\n  log-level: warn\n  limit-nofile: 65535\n",
                     server.ip(),
                     server.port()
