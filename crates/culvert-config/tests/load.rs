@@ -247,6 +247,14 @@ fn mistakes_in_wireguard_endpoints_are_told_with_their_places() {
     assert_eq!(found.len(), 1, "an address that is no prefix: {found:?}");
     let found = peers(&peer(r#""10.0.0.0/8""#), "10.0.0.1/32", "YWFh");
     assert!(found[0].contains("32 bytes"), "{found:?}");
+    let other = peer(r#""10.1.2.3/8""#).replace("YWE=", "YWI=");
+    let found = peers(&format!("{}, {other}", peer(r#"["192.0.2.1/32", "10.0.0.0/8"]"#)), "10.0.0.1/32", key);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("10.1.2.3/8 is among the `allowed_ips` of `peers[0]`"), "{found:?}");
+    let found =
+        peers(&format!("{}, {}", peer(r#""10.0.0.0/8""#), peer(r#""10.0.0.0/9""#)), "10.0.0.1/32", key);
+    assert_eq!(found.len(), 1, "a longer prefix is no mistake, but the key is: {found:?}");
+    assert!(found[0].contains("public_key"), "{found:?}");
 }
 
 #[test]

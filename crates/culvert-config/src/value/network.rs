@@ -27,6 +27,24 @@ pub struct Prefix {
     pub length: u8,
 }
 
+impl Prefix {
+    /// The same without host bits.
+    #[must_use]
+    pub fn network(self) -> Self {
+        let ip = match self.ip {
+            IpAddr::V4(ip) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.length.min(32))).unwrap_or(0);
+                IpAddr::from((u32::from(ip) & mask).to_be_bytes())
+            }
+            IpAddr::V6(ip) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.length.min(128))).unwrap_or(0);
+                IpAddr::from((u128::from(ip) & mask).to_be_bytes())
+            }
+        };
+        Self { ip, ..self }
+    }
+}
+
 /// A [`Prefix`] that may also be written as a bare address; output keeps the text of the file.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct Cidr {

@@ -1,5 +1,7 @@
 //! Endpoint `wireguard`.
 
+use std::collections::HashMap;
+
 use crate::cx::Cx;
 use crate::json::Node;
 use crate::options::dial::DialOptions;
@@ -63,8 +65,26 @@ impl WireGuardEndpoint {
             cx.error(node.place_of("listen_port"), "`listen_port` and `detour` exclude each other");
         }
         let items = node.get("peers").and_then(Node::as_array).unwrap_or_default();
-        for (peer, item) in self.peers.iter().zip(items) {
+        let (mut keys, mut owners) = (HashMap::new(), HashMap::new());
+        for (at, (peer, item)) in self.peers.iter().zip(items).enumerate() {
             peer.check(item, cx);
+            let first = *keys.entry(peer.public_key.bytes).or_insert(at);
+            if first != at && !peer.public_key.is_zero() {
+                cx.error(item.place_of("public_key"), format!("`peers[{first}]` has this `public_key` too"));
+            }
+            for prefix in peer.allowed_ips.iter() {
+                let owner = *owners.entry(prefix.network()).or_insert(at);
+                if owner != at {
+                    cx.error(
+                        item.place_of("allowed_ips"),
+                        format!(
+                            "{}/{} is among the `allowed_ips` of `peers[{owner}]` too, so one of them \
+                             could never be reached",
+                            prefix.ip, prefix.length
+                        ),
+                    );
+                }
+            }
         }
     }
 }
