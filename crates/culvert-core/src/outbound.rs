@@ -26,6 +26,9 @@ pub trait Outbound: Send + Sync {
 
     /// Opens a way for datagrams; `session.target` is where the first one goes.
     async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError>;
+
+    /// This machine's network is another one. What is kept for later flows goes on over the new one, where it can.
+    fn network_moved(&self) {}
 }
 
 /// Why an outbound could not connect. Each message says what its layer knows; [`Chain`](crate::chain::Chain) joins them.

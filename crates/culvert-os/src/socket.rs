@@ -294,6 +294,29 @@ pub fn udp_socket(options: &UdpOptions, local: SocketAddr) -> Result<UdpSocket, 
     })
 }
 
+/// Lets further sockets of this user be bound to the address of a bound one (SO_REUSEPORT), with
+/// [`UdpOptions::reuse_addr`]. The kernel spreads what comes over them by the address it comes from. That the first one was
+/// bound without shows whether the port was free.
+///
+/// # Errors
+/// The system does not have it.
+pub fn share_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+    SockRef::from(&socket).set_reuse_port(true)
+}
+
+/// The longest IP packet that the way to `target` is known to take, which is what its first hop does until somebody has said
+/// otherwise. Two system calls and a socket.
+///
+/// # Errors
+/// There is no way, or the system does not say.
+pub fn path_mtu(target: SocketAddr) -> io::Result<u32> {
+    let target = SocketAddr::new(target.ip().to_canonical(), target.port());
+    let socket = sys::socket(Domain::for_address(target), Type::DGRAM, Protocol::UDP)?;
+    socket.connect(&target.into())?;
+    let mtu = sys::path_mtu(socket.as_fd(), target.is_ipv6())?;
+    u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
 /// How many bytes of what it receives the kernel keeps for a socket. Linux counts its own records too and doubles what it
 /// is asked for; this is half of that, to be held against [`UdpOptions::buffer`].
 ///

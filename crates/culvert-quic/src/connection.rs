@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::congestion::{Choice, Congestion};
 use crate::driver::Mailbox;
 use crate::pace::Bucket;
-use crate::settings::SEND_WINDOW;
+use crate::settings::{RECEIVE_WINDOW, SEND_WINDOW};
 use crate::stream::QuicStream;
 
 /// Why a connection has ended.
@@ -85,6 +85,8 @@ pub(crate) struct Conn {
     choice: Arc<Choice>,
     /// Handles in use, streams included; the last one closes the connection.
     handles: AtomicUsize,
+    /// Streams in use.
+    pub(crate) streams: AtomicUsize,
 }
 
 pub(crate) struct State {
@@ -99,11 +101,22 @@ pub(crate) struct State {
     /// Those who wait for the handshake, for streams of the peer or of their own, for datagrams, for the end.
     waiting: Waiting,
     send_window: u64,
+    receiving: Receiving,
     /// When something came last, and when something was sent first after that.
     heard: Instant,
     spoken: Option<Instant>,
     /// Frames sent so far that have to be answered.
     asked: u64,
+}
+
+/// How much a peer may send ahead.
+struct Receiving {
+    window: u64,
+    /// What it may become.
+    most: u64,
+    /// Since when, and from which byte on, it is watched how much comes in a round trip.
+    since: Instant,
+    came: u64,
 }
 
 #[derive(Default)]
@@ -122,8 +135,15 @@ impl Conn {
         number: usize,
         mailbox: Arc<Mailbox>,
         choice: Arc<Choice>,
+        receive_window: u64,
         now: Instant,
     ) -> Arc<Self> {
+        let receiving = Receiving {
+            window: receive_window.min(RECEIVE_WINDOW),
+            most: receive_window,
+            since: now,
+            came: 0,
+        };
         let state = State {
             proto,
             bucket: Bucket::new(now),
@@ -134,6 +154,7 @@ impl Conn {
             chunks: Vec::new(),
             waiting: Waiting::default(),
             send_window: SEND_WINDOW,
+            receiving,
             heard: now,
             spoken: None,
             asked: 0,
@@ -145,6 +166,7 @@ impl Conn {
             mailbox,
             choice,
             handles: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
         })
     }
 
@@ -209,14 +231,35 @@ impl State {
         self.end(ConnectionError(quinn_proto::ConnectionError::LocallyClosed), wake);
     }
 
-    /// What streams may write ahead: twice what the controller lets be on its way.
+    /// What streams may write ahead: what the controller lets be on its way, and a part of it that waits.
     pub(crate) fn fit_send_window(&mut self) {
-        const MOST: u64 = 32 << 20;
-        let wanted = (2 * self.proto.congestion_state().window()).clamp(SEND_WINDOW, MOST);
+        const MOST: u64 = 20 << 20;
+        let window = self.proto.congestion_state().window();
+        let wanted = (window + (window / 4).max(256 << 10)).clamp(SEND_WINDOW, MOST);
         if wanted > self.send_window || wanted < self.send_window / 2 {
             self.send_window = wanted;
             self.proto.set_send_window(wanted);
         }
+    }
+
+    /// What a peer may send ahead: four times what has come in a round trip, so that it never waits, and memory is only
+    /// taken where the path needs it.
+    pub(crate) fn fit_receive_window(&mut self, now: Instant) {
+        let Receiving { window, most, since, came } = self.receiving;
+        if window >= most || now.saturating_duration_since(since) < self.proto.rtt() {
+            return;
+        }
+        let all = self.proto.stats().udp_rx.bytes;
+        (self.receiving.since, self.receiving.came) = (now, all);
+        let wanted = (4 * (all - came)).min(most);
+        if wanted >= 2 * window || (wanted == most && wanted > window) {
+            self.set_receive_window(wanted);
+        }
+    }
+
+    fn set_receive_window(&mut self, bytes: u64) {
+        self.receiving.window = bytes;
+        self.proto.set_receive_window(VarInt::from_u64(bytes).unwrap_or(VarInt::MAX));
     }
 
     pub(crate) fn note_heard(&mut self, now: Instant) {
@@ -350,13 +393,25 @@ impl Connection {
     /// # Errors
     /// The connection has ended.
     pub fn try_open_uni(&self) -> Result<Option<QuicStream>, ConnectionError> {
-        let mut state = self.0.lock();
-        if let Some(error) = &state.ended {
-            return Err(error.clone());
-        }
-        let id = state.proto.streams().open(Dir::Uni);
-        drop(state);
+        let id = self.try_open(Dir::Uni)?;
         Ok(id.map(|id| QuicStream::new(self.clone(), id, false, true)))
+    }
+
+    /// Opens a stream in both directions, if the peer allows one more.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn try_open_bi(&self) -> Result<Option<QuicStream>, ConnectionError> {
+        let id = self.try_open(Dir::Bi)?;
+        Ok(id.map(|id| QuicStream::new(self.clone(), id, true, true)))
+    }
+
+    fn try_open(&self, dir: Dir) -> Result<Option<StreamId>, ConnectionError> {
+        let mut state = self.0.lock();
+        match &state.ended {
+            Some(error) => Err(error.clone()),
+            None => Ok(state.proto.streams().open(dir)),
+        }
     }
 
     /// The next stream that the peer opens.
@@ -489,15 +544,23 @@ impl Connection {
         poll_fn(|cx| self.poll_datagrams(cx, to, most)).await
     }
 
+    /// The network is another one: a client goes on from another socket, where its link can open one, and tells the server.
+    pub fn rebind(&self) {
+        self.0.mailbox.rebind();
+    }
+
     /// Changes the congestion control, from the next packet on.
     pub fn set_congestion(&self, congestion: Congestion) {
         self.0.choice.set(congestion);
     }
 
-    /// Sets how many bytes the peer may send ahead in all streams together; what it was allowed before stays allowed.
+    /// Sets how many bytes the peer may send ahead in all streams together, at most; what it was allowed before stays
+    /// allowed.
     pub fn set_receive_window(&self, bytes: u64) {
-        let window = VarInt::from_u64(bytes).unwrap_or(VarInt::MAX);
-        self.0.lock().proto.set_receive_window(window);
+        let mut state = self.0.lock();
+        state.receiving.most = bytes;
+        state.set_receive_window(bytes.min(RECEIVE_WINDOW));
+        drop(state);
         self.0.post();
     }
 
@@ -530,6 +593,19 @@ impl Connection {
     #[must_use]
     pub fn local_ip(&self) -> Option<std::net::IpAddr> {
         self.0.lock().proto.local_ip()
+    }
+
+    /// Streams of it that are in use at this end.
+    #[must_use]
+    pub fn streams(&self) -> usize {
+        self.0.streams.load(Ordering::Relaxed)
+    }
+
+    /// Which part of the time its driver has had something to do lately, in hundredths. A driver that always has, keeps a core
+    /// busy.
+    #[must_use]
+    pub fn load(&self) -> u32 {
+        self.0.mailbox.load()
     }
 
     /// The round trip, smoothed.

@@ -3,17 +3,21 @@
 //! Each turn receives one batch, hands its packets to their connections, runs the timers that are due, and lets every
 //! connection with something to do make packets, a few trains each so that none waits long for another. Streams write into
 //! their connection from tasks of their own, and leave a note in the [`Mailbox`].
+//!
+//! A server has several drivers, each with a socket of its own on the one port. A connection stays with the driver it began
+//! at: its ids say which one that is (`ids.rs`), and what comes to another one's socket is handed over.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use quinn_proto::{ConnectionEvent, ConnectionHandle, DatagramEvent, Endpoint};
+use quinn_proto::{ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint};
 use tokio::time::Sleep;
 
 use crate::congestion::Choice;
@@ -27,10 +31,18 @@ const TURNS: usize = 16;
 const TRAINS: usize = 4;
 /// Datagrams in a train at most.
 const SEGMENTS: usize = 45;
+/// How long a driver is watched before its load is told.
+const WATCHED: Duration = Duration::from_millis(250);
+/// Packets that wait to be taken over from other drivers.
+const FORWARDED: usize = 4096;
 
 /// Where connections leave notes for the driver.
 #[derive(Default)]
-pub(crate) struct Mailbox(Mutex<Notes>);
+pub(crate) struct Mailbox {
+    notes: Mutex<Notes>,
+    /// Which part of the last while the driver was at work, in hundredths.
+    load: AtomicU32,
+}
 
 #[derive(Default)]
 struct Notes {
@@ -41,16 +53,36 @@ struct Notes {
     closing: bool,
     /// All connections are to end now, too.
     ending: bool,
+    /// The network is another one.
+    rebinding: bool,
+    /// Packets that came to the sockets of others.
+    packets: Vec<Forwarded>,
+}
+
+/// A packet for a connection of another driver.
+struct Forwarded {
+    datagram: BytesMut,
+    source: SocketAddr,
+    local: Option<IpAddr>,
+    ecn: Option<EcnCodepoint>,
 }
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, Notes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn post(&self, number: usize) {
+        self.note(|notes| notes.posted.push(number));
+    }
+
+    pub(crate) fn load(&self) -> u32 {
+        self.load.load(Ordering::Relaxed)
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Notes)) {
         let mut notes = self.lock();
-        notes.posted.push(number);
+        change(&mut notes);
         let waker = notes.waker.take();
         drop(notes);
         if let Some(waker) = waker {
@@ -60,14 +92,24 @@ impl Mailbox {
 
     /// No more connections are accepted; with `all` those that there are end too.
     pub(crate) fn close(&self, all: bool) {
-        let mut notes = self.lock();
-        notes.closing = true;
-        notes.ending |= all;
-        let waker = notes.waker.take();
-        drop(notes);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.note(|notes| {
+            notes.closing = true;
+            notes.ending |= all;
+        });
+    }
+
+    /// The network is another one: a client goes on from another socket.
+    pub(crate) fn rebind(&self) {
+        self.note(|notes| notes.rebinding = true);
+    }
+
+    /// Hands over a packet, unless too many wait.
+    fn forward(&self, packet: Forwarded) {
+        self.note(|notes| {
+            if notes.packets.len() < FORWARDED {
+                notes.packets.push(packet);
+            }
+        });
     }
 }
 
@@ -90,9 +132,13 @@ pub(crate) struct Driver {
     timers: BTreeSet<(Instant, usize)>,
     queue: VecDeque<usize>,
     accepting: Option<Arc<Accepting>>,
-    handshaking: usize,
+    /// Which one of the server's drivers this is.
+    shard: u8,
     sleep: Pin<Box<Sleep>>,
     armed: Option<Instant>,
+    /// Since when it is watched how long it works, and how long that was.
+    watched_since: Instant,
+    worked: Duration,
     closing: bool,
     /// All connections have been told to end; nothing is waited for.
     ended: bool,
@@ -108,19 +154,22 @@ impl Driver {
         link: Link,
         endpoint: Endpoint,
         mailbox: Arc<Mailbox>,
-        accepting: Option<Arc<Accepting>>,
+        accepting: Option<(Arc<Accepting>, u8)>,
     ) -> Self {
+        let (accepting, shard) = accepting.map_or((None, 0), |(accepting, shard)| (Some(accepting), shard));
         Self {
             link,
             endpoint,
             mailbox,
+            shard,
             slots: HashMap::new(),
             timers: BTreeSet::new(),
             queue: VecDeque::new(),
+            watched_since: Instant::now(),
+            worked: Duration::ZERO,
             closing: accepting.is_none(),
             ended: false,
             accepting,
-            handshaking: 0,
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
             armed: None,
             received: Vec::new(),
@@ -140,11 +189,14 @@ impl Driver {
         handle: ConnectionHandle,
         proto: quinn_proto::Connection,
         choice: Arc<Choice>,
+        receive_window: u64,
         now: Instant,
     ) -> Connection {
         let handshaking = self.accepting.is_some();
-        self.handshaking += usize::from(handshaking);
-        let conn = Conn::new(proto, handle.0, Arc::clone(&self.mailbox), choice, now);
+        if let Some(accepting) = &self.accepting {
+            accepting.count(1, 1);
+        }
+        let conn = Conn::new(proto, handle.0, Arc::clone(&self.mailbox), choice, receive_window, now);
         let connection = Connection::new(Arc::clone(&conn));
         self.slots.insert(handle.0, Slot { conn, timer: None, queued: false, handshaking });
         self.enqueue(handle.0);
@@ -167,6 +219,8 @@ impl Driver {
         }
         let posted = std::mem::take(&mut notes.posted);
         let ending = std::mem::take(&mut notes.ending);
+        let rebinding = std::mem::take(&mut notes.rebinding);
+        let packets = std::mem::take(&mut notes.packets);
         self.closing |= notes.closing;
         drop(notes);
         for &number in &posted {
@@ -175,10 +229,16 @@ impl Driver {
             }
             self.enqueue(number);
         }
+        if rebinding {
+            self.rebind();
+        }
         if ending {
             self.end_all();
         }
-        let any = !posted.is_empty();
+        let any = !posted.is_empty() || !packets.is_empty() || ending || rebinding;
+        if !packets.is_empty() {
+            self.take_over(packets);
+        }
         // Its memory is used again.
         let mut posted = posted;
         posted.clear();
@@ -186,7 +246,21 @@ impl Driver {
         if notes.posted.is_empty() {
             notes.posted = posted;
         }
-        any || ending
+        any
+    }
+
+    /// Goes on from another socket, and tells the peers at once where that is.
+    fn rebind(&mut self) {
+        if !self.link.reopen() {
+            return;
+        }
+        let numbers: Vec<_> = self.slots.keys().copied().collect();
+        for number in numbers {
+            if let Some(slot) = self.slots.get(&number) {
+                slot.conn.lock().proto.local_address_changed();
+            }
+            self.enqueue(number);
+        }
     }
 
     fn end_all(&mut self) {
@@ -217,24 +291,41 @@ impl Driver {
 
     fn take_message(&mut self, message: Received, now: Instant) {
         let (source, local, ecn) = (message.source, message.local, message.ecn);
-        let mut buffer = self.link.buffer();
         let mut datagrams = std::mem::take(&mut self.datagrams);
         self.link.open(message, |datagram| datagrams.push(datagram));
         for datagram in datagrams.drain(..) {
-            buffer.clear();
-            match self.endpoint.handle(now, source, local, ecn, datagram, &mut buffer) {
-                None => {}
-                Some(DatagramEvent::ConnectionEvent(handle, event)) => self.events.push((handle, event)),
-                Some(DatagramEvent::Response(transmit)) => {
-                    self.link.push(&transmit, std::mem::take(&mut buffer));
-                }
-                Some(DatagramEvent::NewConnection(incoming)) => {
-                    self.admit(incoming, &mut buffer, now);
-                }
+            // The kernel tells clients apart by address, and a client that has moved may have come to another's socket.
+            let accepting = self.accepting.as_ref().filter(|accepting| accepting.is_shared());
+            if let Some(other) = accepting.and_then(|all| all.other(self.shard, &datagram)) {
+                other.forward(Forwarded { datagram, source, local, ecn });
+            } else {
+                self.handle(Forwarded { datagram, source, local, ecn }, now);
             }
         }
-        self.link.give_back(buffer);
         self.datagrams = datagrams;
+    }
+
+    /// Packets of this driver's connections that others have received.
+    fn take_over(&mut self, packets: Vec<Forwarded>) {
+        let now = Instant::now();
+        for packet in packets {
+            self.handle(packet, now);
+        }
+        self.deliver(now);
+    }
+
+    fn handle(&mut self, packet: Forwarded, now: Instant) {
+        let Forwarded { datagram, source, local, ecn } = packet;
+        let mut buffer = self.link.buffer();
+        match self.endpoint.handle(now, source, local, ecn, datagram, &mut buffer) {
+            None => {}
+            Some(DatagramEvent::ConnectionEvent(handle, event)) => self.events.push((handle, event)),
+            Some(DatagramEvent::Response(transmit)) => {
+                return self.link.push(&transmit, buffer);
+            }
+            Some(DatagramEvent::NewConnection(incoming)) => self.admit(incoming, &mut buffer, now),
+        }
+        self.link.give_back(buffer);
     }
 
     /// Decides about a stranger.
@@ -243,10 +334,11 @@ impl Driver {
             return self.endpoint.ignore(incoming);
         };
         let limits = &accepting.limits;
-        if self.slots.len() >= limits.connections || self.handshaking >= limits.handshakes {
+        let (connections, handshaking) = accepting.counted();
+        if connections >= limits.connections || handshaking >= limits.handshakes {
             return self.endpoint.ignore(incoming);
         }
-        if self.handshaking >= limits.unasked && !incoming.remote_address_validated() {
+        if handshaking >= limits.unasked && !incoming.remote_address_validated() {
             // Whether it is who it says it is costs nothing to find out.
             if incoming.may_retry()
                 && let Ok(transmit) = self.endpoint.retry(incoming, buffer)
@@ -255,10 +347,10 @@ impl Driver {
             }
             return;
         }
-        let (config, choice) = accepting.config();
+        let (config, choice) = accepting.config(incoming.remote_address());
         match self.endpoint.accept(incoming, now, buffer, Some(config)) {
             Ok((handle, proto)) => {
-                let connection = self.adopt(handle, proto, choice, now);
+                let connection = self.adopt(handle, proto, choice, accepting.receive_window(), now);
                 accepting.put(connection);
             }
             Err(error) => {
@@ -319,12 +411,15 @@ impl Driver {
         state.take_events(&mut self.wake);
         if slot.handshaking && (state.connected || state.ended.is_some()) {
             slot.handshaking = false;
-            self.handshaking -= 1;
+            if let Some(accepting) = &self.accepting {
+                accepting.count(0, -1);
+            }
         }
         let mut more = false;
         let mut paced = None;
         if !drained {
             state.fit_send_window();
+            state.fit_receive_window(now);
             let mtu = state.proto.current_mtu();
             let rate = state.proto.congestion_state().metrics().pacing_rate.map(|bits| bits / 8);
             state.bucket.set_rate(rate, now, mtu);
@@ -360,6 +455,9 @@ impl Driver {
         }
         if drained {
             self.slots.remove(&number);
+            if let Some(accepting) = &self.accepting {
+                accepting.count(-1, 0);
+            }
             return false;
         }
         if slot.timer != timer {
@@ -423,7 +521,27 @@ impl Future for Driver {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let driver = &mut *self;
+        let began = Instant::now();
+        let result = self.run(cx);
+        self.note_work(began, Instant::now());
+        result
+    }
+}
+
+impl Driver {
+    /// Notes when it was at work.
+    fn note_work(&mut self, began: Instant, ended: Instant) {
+        self.worked += ended - began;
+        let passed = ended - self.watched_since;
+        if passed >= WATCHED {
+            let part = 100.0 * self.worked.as_secs_f64() / passed.as_secs_f64();
+            self.mailbox.load.store(part as u32, Ordering::Relaxed);
+            (self.watched_since, self.worked) = (ended, Duration::ZERO);
+        }
+    }
+
+    fn run(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let driver = self;
         for _ in 0..TURNS {
             let Poll::Ready(turn) = driver.turn(cx) else { return Poll::Pending };
             match turn {
@@ -447,9 +565,7 @@ impl Future for Driver {
         cx.waker().wake_by_ref();
         Poll::Pending
     }
-}
 
-impl Driver {
     /// The socket is gone: so are the connections.
     fn fail(&mut self) {
         self.end_all();

@@ -5,7 +5,7 @@
 //! connect() ──▶ Connection ──▶ open_bi / accept_bi ──▶ QuicStream (a StreamConn)
 //! Server::bind() ─accept()─▶       └─▶ send_datagram / recv_datagrams
 //!                 │
-//!              Driver, one task per socket: receive a batch ─▶ state machines ─▶ pace ─▶ send trains
+//!              Driver, one task per socket (servers have several): receive a batch ─▶ state machines ─▶ pace ─▶ send trains
 //!                 │
 //!               Link: the socket (GRO, GSO, ECN), hopping between ports, a disguise around each datagram
 //! ```
@@ -18,7 +18,7 @@
 //! | [`congestion`] | [`Congestion`], which may be changed while a connection runs; BBR and Brutal |
 //! | [`settings`] | limits of connections, and TLS from the settings of `culvert-tls` |
 //! | [`link`] | sockets, [`Disguise`], [`Hop`] |
-//! | `driver`, `pace` | the loop, and the token bucket in front of each connection's packets |
+//! | `driver`, `pace`, `ids` | the loop, the token bucket in front of each connection's packets, connection ids |
 //!
 //! # Pacing
 //! The library's own pacer knows no rate of a controller. So the driver asks the controller for its rate
@@ -37,6 +37,7 @@ pub mod congestion;
 pub mod connection;
 mod driver;
 pub mod endpoint;
+mod ids;
 pub mod link;
 mod pace;
 pub mod settings;

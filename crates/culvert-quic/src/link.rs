@@ -41,7 +41,7 @@ pub trait Disguise: Send + Sync {
     fn unwrap(&self, datagram: &mut [u8]) -> Option<usize>;
 }
 
-/// Opens the next socket of a client that hops between ports.
+/// Opens the next socket of a client: one that hops between ports, or whose network is another one.
 pub type OpenSocket = Box<dyn FnMut() -> io::Result<UdpSocket> + Send>;
 /// Picks the next port, and how long it is to be used.
 pub type NextPort = Box<dyn FnMut() -> (u16, Duration) + Send>;
@@ -58,6 +58,8 @@ pub struct Hop {
 /// See the module.
 pub struct Link {
     carrier: Carrier,
+    /// How a client opens its next socket.
+    open: Option<OpenSocket>,
     disguise: Option<Arc<dyn Disguise>>,
     hopping: Option<Hopping>,
     arena: Vec<Buf>,
@@ -70,7 +72,7 @@ pub struct Link {
 enum Carrier {
     Sockets {
         current: Socket,
-        /// The one before the last hop.
+        /// The one before the last hop, or before the network changed.
         before: Option<Socket>,
     },
     Packets {
@@ -87,7 +89,7 @@ struct Socket {
 }
 
 struct Hopping {
-    hop: Hop,
+    next: NextPort,
     /// What the connection knows as its server.
     server: SocketAddr,
     /// Where datagrams go now.
@@ -122,6 +124,16 @@ impl Link {
         Ok(Self::new(Carrier::Sockets { current: Socket::new(socket)?, before: None }))
     }
 
+    /// Over a socket that `open` opens, and over another one when the network has changed.
+    ///
+    /// # Errors
+    /// Those of the first socket.
+    pub fn opening(mut open: OpenSocket) -> io::Result<Self> {
+        let mut link = Self::socket(open()?)?;
+        link.open = Some(open);
+        Ok(link)
+    }
+
     /// Over the packets of another outbound, to `target`, which the connection knows as `server`.
     #[must_use]
     pub fn packets(conn: BoxPackets, server: SocketAddr, target: Target) -> Self {
@@ -132,11 +144,12 @@ impl Link {
     ///
     /// # Errors
     /// Those of the first socket.
-    pub fn hopping(mut hop: Hop, server: SocketAddr) -> io::Result<Self> {
-        let mut link = Self::socket((hop.open)()?)?;
-        let (port, time) = (hop.next)();
+    pub fn hopping(hop: Hop, server: SocketAddr) -> io::Result<Self> {
+        let Hop { open, mut next } = hop;
+        let mut link = Self::opening(open)?;
+        let (port, time) = next();
         let to = SocketAddr::new(server.ip(), port);
-        link.hopping = Some(Hopping { hop, server, to, until: Instant::now() + time });
+        link.hopping = Some(Hopping { next, server, to, until: Instant::now() + time });
         Ok(link)
     }
 
@@ -150,6 +163,7 @@ impl Link {
     fn new(carrier: Carrier) -> Self {
         Self {
             carrier,
+            open: None,
             disguise: None,
             hopping: None,
             arena: Vec::new(),
@@ -186,16 +200,30 @@ impl Link {
     /// Hops, if it is time.
     pub(crate) fn turn(&mut self, now: Instant) {
         let Some(hopping) = self.hopping.as_mut().filter(|hopping| hopping.until <= now) else { return };
-        let (port, time) = (hopping.hop.next)();
+        let (port, time) = (hopping.next)();
         hopping.until = now + time;
-        let Carrier::Sockets { current, before } = &mut self.carrier else { return };
-        match (hopping.hop.open)().and_then(Socket::new) {
+        // Where no socket can be opened the old one still works; the next hop may do better.
+        if self.reopen()
+            && let Some(hopping) = &mut self.hopping
+        {
+            hopping.to.set_port(port);
+        }
+    }
+
+    /// Sends from another socket from here on, if one can be opened. The one before receives until the next time.
+    pub(crate) fn reopen(&mut self) -> bool {
+        let (Some(open), Carrier::Sockets { current, before }) = (&mut self.open, &mut self.carrier) else {
+            return false;
+        };
+        match open().and_then(Socket::new) {
             Ok(socket) => {
                 *before = Some(std::mem::replace(current, socket));
-                hopping.to.set_port(port);
+                true
             }
-            // The old one still works; the next hop may do better.
-            Err(error) => tracing::debug!("cannot hop to another port: {error}"),
+            Err(error) => {
+                tracing::debug!("cannot open another socket: {error}");
+                false
+            }
         }
     }
 

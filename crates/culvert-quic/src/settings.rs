@@ -1,9 +1,11 @@
 //! What connections are made with: limits, and TLS from the settings of `culvert-tls`.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use culvert_os::socket::path_mtu;
 use culvert_tls::{Acceptor, Connector};
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn_proto::{IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
@@ -19,7 +21,7 @@ use crate::congestion::{Choice, Congestion, Factory};
 pub struct Transport {
     /// Bytes that the peer may send in one stream ahead of what was read.
     pub stream_window: u64,
-    /// The same for all streams of a connection together.
+    /// The same for all streams of a connection together, at most: it grows with what comes in a round trip.
     pub connection_window: u64,
     /// Streams in both directions that the peer may have open.
     pub bidi_streams: u64,
@@ -59,28 +61,42 @@ impl Default for Transport {
 
 /// Smallest packets that QUIC may need a path to carry.
 const LEAST_PACKET: u16 = 1200;
-/// Largest packets that are tried: an Ethernet frame less the heads of IPv6 and UDP.
-const LARGEST_PACKET: u16 = 1452;
+/// Largest packets that are tried as a rule: an Ethernet frame less the heads of IPv6 and UDP.
+const USUAL_PACKET: u16 = 1452;
+/// Largest packets at all: a jumbo frame less the same.
+pub(crate) const LARGEST_PACKET: u16 = 8952;
+/// Bytes of the heads of IPv6 and UDP.
+const HEADS: u32 = 48;
+
+/// The largest packet that is worth trying on the way to `peer`. Larger ones than usual are only looked for where the first
+/// hop takes them: each step of the search costs a lost packet where they do not fit.
+pub(crate) fn largest_packet(peer: SocketAddr) -> u16 {
+    let first_hop = path_mtu(peer).map_or(0, |mtu| mtu.saturating_sub(HEADS));
+    (first_hop.min(LARGEST_PACKET.into()) as u16).max(USUAL_PACKET)
+}
 /// Datagrams that wait to be read or sent, in bytes.
 const DATAGRAM_BUFFER: usize = 2 << 20;
+/// Bytes that a peer may send ahead before it is known how many come in a round trip.
+pub(crate) const RECEIVE_WINDOW: u64 = 2 << 20;
 /// Bytes that streams may have written ahead before anything is known of the path.
 pub(crate) const SEND_WINDOW: u64 = 1 << 20;
 
 impl Transport {
-    /// The library's form, with a choice of congestion control of its own. `overhead` is what a disguise adds.
-    pub(crate) fn build(&self, choice: Arc<Choice>, overhead: usize) -> TransportConfig {
+    /// The library's form, with a choice of congestion control of its own. `overhead` is what a disguise adds, `largest` the
+    /// largest packet to try.
+    pub(crate) fn build(&self, choice: Arc<Choice>, overhead: usize, largest: u16) -> TransportConfig {
         let var = |number: u64| VarInt::from_u64(number).unwrap_or(VarInt::MAX);
         let mut config = TransportConfig::default();
-        let largest = LARGEST_PACKET - (overhead as u16).min(LARGEST_PACKET - LEAST_PACKET);
+        let largest = largest - (overhead as u16).min(largest - LEAST_PACKET);
         config
             .max_concurrent_bidi_streams(var(self.bidi_streams))
             .max_concurrent_uni_streams(var(self.uni_streams))
             .max_idle_timeout(IdleTimeout::try_from(self.idle_timeout).ok())
             .stream_receive_window(var(self.stream_window))
-            .receive_window(var(self.connection_window))
+            .receive_window(var(self.connection_window.min(RECEIVE_WINDOW)))
             .send_window(SEND_WINDOW)
             .keep_alive_interval(self.keep_alive)
-            .initial_mtu(self.initial_packet.clamp(LEAST_PACKET, largest))
+            .initial_mtu(self.initial_packet.clamp(LEAST_PACKET, largest.min(USUAL_PACKET)))
             .datagram_receive_buffer_size(self.datagram.map(|_| DATAGRAM_BUFFER))
             .datagram_send_buffer_size(DATAGRAM_BUFFER)
             .congestion_controller_factory(Arc::new(Factory(choice)));

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -34,6 +35,7 @@ pub struct QuicStream {
 
 impl QuicStream {
     pub(crate) fn new(connection: Connection, id: StreamId, readable: bool, writable: bool) -> Self {
+        connection.conn().streams.fetch_add(1, Ordering::Relaxed);
         Self { connection, id, readable, writable, pending: Bytes::new(), aborting: false }
     }
 
@@ -259,7 +261,9 @@ impl StreamConn for QuicStream {
         let mut state = connection.conn().lock();
         let mut result = Poll::Ready(Ok(()));
         while let Some(piece) = data.pop_front() {
-            let mut bytes = if piece.len() < COPY_BELOW {
+            // Memory that is mostly empty is not kept until the peer has acknowledged what is in it, either.
+            let wasted = piece.head() + piece.spare() > piece.len();
+            let mut bytes = if piece.len() < COPY_BELOW || wasted {
                 Bytes::copy_from_slice(&piece)
             } else {
                 Bytes::from_owner(piece)
@@ -287,6 +291,7 @@ impl StreamConn for QuicStream {
 impl Drop for QuicStream {
     fn drop(&mut self) {
         let conn = self.connection.conn();
+        conn.streams.fetch_sub(1, Ordering::Relaxed);
         let mut state = conn.lock();
         state.readers.remove(&self.id);
         state.writers.remove(&self.id);

@@ -189,7 +189,7 @@ async fn datagrams_up_to_the_largest() {
         assert_eq!(got, [vec![3; len]]);
     }
     let most = client.max_datagram().unwrap();
-    let error = client.send_datagram(Bytes::from(vec![0; 3000])).unwrap_err();
+    let error = client.send_datagram(Bytes::from(vec![0; 20_000])).unwrap_err();
     assert!(matches!(error, DatagramError::TooLarge(max) if max >= most), "{error}");
 }
 
@@ -283,6 +283,109 @@ async fn a_disguise_and_hops_between_sockets_change_nothing() {
     assert_eq!(client.remote(), known);
 }
 
+/// How a client opens its sockets.
+fn opener(opened: Arc<AtomicUsize>) -> link::OpenSocket {
+    Box::new(move || {
+        opened.fetch_add(1, Ordering::Relaxed);
+        let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        socket.set_nonblocking(true)?;
+        UdpSocket::from_std(socket)
+    })
+}
+
+/// Echoes what comes on the first stream.
+async fn echo(connection: Connection) {
+    let mut stream = connection.accept_bi().await.unwrap();
+    let mut part = vec![0; 10_000];
+    while let Ok(count) = stream.read(&mut part).await
+        && count > 0
+    {
+        stream.write_all(&part[..count]).await.unwrap();
+    }
+}
+
+/// Sends a pattern and takes it back.
+async fn round(stream: &mut QuicStream, seed: u64, len: usize) {
+    let sent = pattern(seed, len);
+    write_chain(stream, &mut BufChain::copied(&sent)).await.unwrap();
+    let mut got = vec![0; len];
+    stream.read_exact(&mut got).await.unwrap();
+    assert!(got == sent, "round {seed}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_goes_on_from_another_socket_when_its_network_has_changed() {
+    for congestion in
+        [Congestion::Cubic, Congestion::Bbr(BbrProfile::Standard), Congestion::Brutal(50_000_000)]
+    {
+        let (server, address) = server().await;
+        let opened = Arc::new(AtomicUsize::new(0));
+        let link = Link::opening(opener(Arc::clone(&opened))).unwrap();
+        let transport = Transport { congestion, ..Transport::default() };
+        let client = connect(link, &client_tls(), &transport, address).unwrap();
+        let accepted = server.accept().await.unwrap();
+        accepted.set_congestion(congestion);
+        client.established().await.unwrap();
+        let (before, watched) = (accepted.remote(), accepted.clone());
+        tokio::spawn(echo(accepted));
+        let mut stream = client.open_bi().await.unwrap();
+        for seed in 0..4 {
+            round(&mut stream, seed, 300_000).await;
+            client.rebind();
+        }
+        round(&mut stream, 9, 300_000).await;
+        assert_eq!(opened.load(Ordering::Relaxed), 5, "{congestion:?}");
+        assert_ne!(watched.remote(), before, "the server follows");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_with_several_sockets_knows_clients_that_move_between_them() {
+    let first = socket().await;
+    let address = first.local_addr().unwrap();
+    culvert_os::socket::share_port(std::os::fd::AsFd::as_fd(&first)).unwrap();
+    let joining = culvert_os::socket::UdpOptions { reuse_addr: true, ..Default::default() };
+    let mut sockets = vec![first];
+    for _ in 0..3 {
+        let socket = culvert_os::socket::udp_socket(&joining, address).unwrap();
+        sockets.push(UdpSocket::from_std(socket).unwrap());
+    }
+    let settings = ServerSettings {
+        tls: server_tls(),
+        transport: Transport::default(),
+        secret: [7; 32],
+        connections: 100,
+    };
+    let links = sockets.into_iter().map(|socket| Link::socket(socket).unwrap());
+    let server = Server::spread(links, &settings);
+    let mut clients = Vec::new();
+    for _ in 0..6 {
+        let link = Link::opening(opener(Arc::default())).unwrap();
+        let client = connect(link, &client_tls(), &Transport::default(), address).unwrap();
+        let accepted = server.accept().await.unwrap();
+        client.established().await.unwrap();
+        tokio::spawn(echo(accepted));
+        let stream = client.open_bi().await.unwrap();
+        clients.push((client, stream));
+    }
+    // Of 48 moves three in four lead to another socket.
+    for seed in 0..8 {
+        for (client, stream) in &mut clients {
+            round(stream, seed, 20_000).await;
+            client.rebind();
+        }
+    }
+    for (client, stream) in &mut clients {
+        round(stream, 9, 20_000).await;
+        assert!(client.error().is_none());
+    }
+    server.close().await;
+    for (client, _) in &clients {
+        client.closed().await;
+    }
+    assert!(server.accept().await.is_none());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn brutal_sends_at_its_rate_also_over_a_shared_socket() {
     // Two connections at one server, with different rates; what has come when the faster one is through says it all.
@@ -340,6 +443,87 @@ async fn what_is_no_packet_disturbs_nobody() {
     let another = connect(link, &client_tls(), &Transport::default(), address).unwrap();
     another.established().await.unwrap();
     assert!(client.error().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_vanished_without_a_word_is_gone_after_the_idle_time() {
+    let (front, back) = (socket().await, socket().await);
+    let address = front.local_addr().unwrap();
+    let through = socket().await;
+    let settings = ServerSettings {
+        tls: server_tls(),
+        transport: Transport {
+            idle_timeout: Duration::from_secs(2),
+            keep_alive: None,
+            ..Transport::default()
+        },
+        secret: [7; 32],
+        connections: 100,
+    };
+    let to = through.local_addr().unwrap();
+    let server = Server::new(Link::socket(through).unwrap(), &settings);
+    // All that goes between the two, until it is cut.
+    let relay = tokio::spawn(async move {
+        let (mut there, mut here, mut client) = (vec![0; 65_536], vec![0; 65_536], None);
+        loop {
+            tokio::select! {
+                came = front.recv_from(&mut there) => {
+                    let (len, from) = came.unwrap();
+                    client = Some(from);
+                    back.send_to(&there[..len], to).await.unwrap();
+                }
+                came = back.recv_from(&mut here) => {
+                    let (len, _) = came.unwrap();
+                    front.send_to(&here[..len], client.unwrap()).await.unwrap();
+                }
+            }
+        }
+    });
+    let link = Link::socket(socket().await).unwrap();
+    let client = connect(link, &client_tls(), &Transport::default(), address).unwrap();
+    let accepted = server.accept().await.unwrap();
+    client.established().await.unwrap();
+    accepted.established().await.unwrap();
+    relay.abort();
+    let error = tokio::time::timeout(Duration::from_secs(20), accepted.closed()).await.unwrap();
+    assert!(error.is_timeout(), "{error}");
+}
+
+/// The first packet of a client that then says nothing more.
+async fn first_packet() -> Vec<u8> {
+    let catcher = socket().await;
+    let link = Link::socket(socket().await).unwrap();
+    let _client = connect(link, &client_tls(), &Transport::default(), catcher.local_addr().unwrap()).unwrap();
+    let mut packet = vec![0; 2000];
+    let len = catcher.recv(&mut packet).await.unwrap();
+    packet.truncate(len);
+    packet
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_first_packets_is_asked_for_its_address_and_others_are_served() {
+    const RETRY: u8 = 3;
+    let (server, address) = server().await;
+    let mut strangers = Vec::new();
+    for _ in 0..100 {
+        let (stranger, packet) = (socket().await, first_packet().await);
+        stranger.send_to(&packet, address).await.unwrap();
+        strangers.push(stranger);
+    }
+    let link = Link::socket(socket().await).unwrap();
+    let client = connect(link, &client_tls(), &Transport::default(), address).unwrap();
+    tokio::time::timeout(Duration::from_secs(20), client.established()).await.unwrap().unwrap();
+    let mut retries = 0;
+    for stranger in &strangers {
+        let (mut answer, mut total) = ([0; 2000], 0);
+        while let Ok(len) = stranger.try_recv(&mut answer) {
+            retries += usize::from(len > 5 && answer[0] & 0x80 != 0 && answer[0] >> 4 & 3 == RETRY);
+            total += len;
+        }
+        assert!(total <= 3 * 1452, "nobody is sent more than three times what came: {total}");
+    }
+    assert!(retries > 0, "beyond some clients in the handshake the address has to be shown");
+    drop(server);
 }
 
 #[tokio::test]

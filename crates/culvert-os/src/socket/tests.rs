@@ -200,6 +200,37 @@ fn port_is_shared_only_on_demand() {
 }
 
 #[test]
+fn a_bound_port_can_be_shared_by_those_who_ask() {
+    let one = udp_socket(&UdpOptions::default(), LOOPBACKS[0]).unwrap();
+    let address = one.local_addr().unwrap();
+    let joining = UdpOptions { reuse_addr: true, ..UdpOptions::default() };
+    assert!(udp_socket(&joining, address).is_err(), "not before it is shared");
+    share_port(one.as_fd()).unwrap();
+    let two = udp_socket(&joining, address).unwrap();
+    assert!(udp_socket(&UdpOptions::default(), address).is_err(), "a second program is told");
+    // What comes is spread by where it comes from, and nothing is lost.
+    for socket in [&one, &two] {
+        socket.set_nonblocking(true).unwrap();
+    }
+    for _ in 0..64 {
+        let sender = std::net::UdpSocket::bind(LOOPBACKS[0]).unwrap();
+        sender.send_to(b"x", address).unwrap();
+    }
+    let count = |socket: &std::net::UdpSocket| std::iter::from_fn(|| socket.recv(&mut [0]).ok()).count();
+    let (first, second) = (count(&one), count(&two));
+    assert_eq!(first + second, 64);
+    assert!(first > 0 && second > 0, "{first} and {second}");
+}
+
+#[test]
+fn loopback_takes_longer_packets_than_any_network() {
+    for address in LOOPBACKS {
+        let target = SocketAddr::new(address.ip(), 9);
+        assert!(path_mtu(target).unwrap() > 9000, "{target}");
+    }
+}
+
+#[test]
 fn reuse_of_a_dialed_socket_is_set() {
     let socket = tcp_socket(&TcpDial { reuse_addr: true, ..TcpDial::default() }, LOOPBACKS[0]).unwrap();
     assert!(socket.reuse_address().unwrap() && socket.reuse_port().unwrap());

@@ -76,6 +76,15 @@ pub(crate) fn set_fragmentation(fd: BorrowedFd<'_>, v6: bool, mode: Fragmentatio
     if v6 { set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, value) } else { Ok(()) }
 }
 
+/// IP_MTU and IPV6_MTU, of a connected socket: what the way to its peer is known to take.
+pub(crate) fn path_mtu(fd: BorrowedFd<'_>, v6: bool) -> io::Result<c_int> {
+    if v6 {
+        get_int(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU)
+    } else {
+        get_int(fd, libc::IPPROTO_IP, libc::IP_MTU)
+    }
+}
+
 /// SO_RCVBUFFORCE and SO_SNDBUFFORCE, socket(7): beyond what the system grants to everybody; needs CAP_NET_ADMIN.
 pub(crate) fn force_buffers(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);

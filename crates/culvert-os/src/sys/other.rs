@@ -61,6 +61,10 @@ pub(crate) fn set_fragmentation(_: BorrowedFd<'_>, _: bool, mode: Fragmentation)
     if mode == Fragmentation::System { Ok(()) } else { unsupported() }
 }
 
+pub(crate) fn path_mtu(_: BorrowedFd<'_>, _: bool) -> io::Result<c_int> {
+    unsupported()
+}
+
 pub(crate) fn enable_udp_gro(_: BorrowedFd<'_>) -> io::Result<()> {
     unsupported()
 }

@@ -5,6 +5,8 @@
 //! inbound    listener ─▶ TLS ─▶ the transport's server ─▶ the protocol's server
 //! ```
 //!
+//! The transport `quic` stands in the place of all that.
+//!
 //! A protocol takes what comes out of [`Carrier::connect`] and what its server is given as a stream like any other. On
 //! the side of the server each layer is a [`StreamServer`] around the next one, so a layer whose connection carries many
 //! serves them all the same way.
@@ -18,6 +20,7 @@ mod head;
 mod http;
 mod httpupgrade;
 mod path;
+mod quic;
 mod reality;
 #[cfg(test)]
 mod testing;
@@ -30,15 +33,17 @@ use async_trait::async_trait;
 use culvert_config::options::dial::ServerOptions;
 use culvert_config::options::tls::{InboundTls, OutboundTls};
 use culvert_config::options::transport::{Transport, TransportKind};
-use culvert_core::{BoxStream, DialError, Dialer, Session, StreamServer};
+use culvert_core::listener::StreamInbound;
+use culvert_core::{BoxStream, DialError, Dialer, Inbound, Session, StreamServer};
 use culvert_tls::{Facts, Store};
 use culvert_wire::Target;
 
 use self::tls::Securing;
 pub(crate) use self::tls::secured;
+use crate::fields::listen::Listen;
 use crate::fields::server::server;
 use crate::table::MakeDialer;
-use crate::{BuildError, Protocol};
+use crate::{BuildError, InboundCx, Protocol};
 
 /// The table's line, which is there for what reads bytes only: transports are options of protocols.
 pub(crate) const PROTOCOL: Protocol = Protocol {
@@ -87,6 +92,12 @@ impl Carrier {
         transport: &Transport,
     ) -> Result<Self, BuildError> {
         let server = server(address)?;
+        if let Some(TransportKind::Quic(_)) = &transport.0 {
+            // Its TLS is its own.
+            let transport: Box<dyn ClientTransport> = Box::new(quic::Client::new(address, tls, store)?);
+            let lower = Lower { dialer, server, tls: None, server_name: None };
+            return Ok(Self { lower: Arc::new(lower), transport: Some(transport) });
+        }
         let tls = tls.filter(|tls| tls.enabled);
         let alpn = transport.0.as_ref().map_or(&[][..], client_alpn);
         let server_name = tls.map(|tls| tls.server_name.clone()).filter(|name| !name.is_empty());
@@ -114,8 +125,23 @@ impl Lower {
     }
 }
 
+/// The inbound of a protocol behind the layers that the options ask for.
+pub(crate) fn inbound(
+    cx: InboundCx<'_>,
+    listen: Listen,
+    tls: Option<&InboundTls>,
+    transport: &Transport,
+    protocol: Arc<dyn StreamServer>,
+) -> Result<Arc<dyn Inbound>, BuildError> {
+    if let Some(TransportKind::Quic(_)) = &transport.0 {
+        return Ok(Arc::new(quic::inbound(cx.tag, listen, tls, protocol)?));
+    }
+    let server = serve(cx.dialer, tls, transport, protocol)?;
+    Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, server)))
+}
+
 /// The server of a protocol behind the layers that the options ask for: TLS outermost, then the transport.
-pub(crate) fn serve(
+fn serve(
     dialer: MakeDialer<'_>,
     tls: Option<&InboundTls>,
     transport: &Transport,

@@ -1,7 +1,6 @@
 //! The client: one connection for all streams and associations, made when it is first needed and again when it has ended.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use culvert_config::options::outbound::hysteria::HysteriaOutbound;
@@ -19,21 +18,19 @@ use super::packets::Hub;
 use super::{ALPN, WRONG_PASSWORD, disguise, speeds};
 use crate::fields::server::server;
 use crate::headed::Headed;
-use crate::quic::{self, Current, client_dialer, client_link, transport};
+use crate::quic::{self, Current, Hops, attempts, client_dialer, client_link, transport};
 use crate::replied::Replied;
 use crate::{BuildError, OutboundCx};
 
 /// Datagrams taken at once.
 const BATCH: usize = 64;
-/// How long one attempt to connect may take: a server that comes back is found by the next one, as the waits within an
-/// attempt grow.
-const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// The outbound.
 pub(super) struct Client {
     tag: Tag,
     dialer: Dialer,
     server: Target,
+    hops: Option<Hops>,
     tls: ClientTls,
     transport: Transport,
     disguise: Option<Arc<dyn Disguise>>,
@@ -45,10 +42,14 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn new(cx: OutboundCx, options: &HysteriaOutbound) -> Result<Self, BuildError> {
-        if !options.server_ports.is_empty() {
-            return Err(cx.not_built("server_ports"));
+        let hops = Hops::new(&options.server_ports, &options.hop_interval, None)?;
+        let mut server = options.server.clone();
+        if let Some(hops) = &hops
+            && server.server_port == 0
+        {
+            server.server_port = hops.first();
         }
-        let server = server(&options.server)?;
+        let server = self::server(&server)?;
         let (send, receive) = speeds(options.upload(), options.download())?;
         let mut base = Transport { bidi_streams: 0, uni_streams: 0, ..Transport::default() };
         let given = |value: u64, default: u64| if value > 0 { value } else { default };
@@ -60,6 +61,7 @@ impl Client {
             dialer: client_dialer(cx.dialer),
             tls: quic::client(options.tls.as_deref(), &server.host, &cx.store, ALPN, false)?,
             server,
+            hops,
             transport: transport(&options.quic, base)?,
             disguise: disguise(&options.obfs),
             hello: ClientHello { send, receive, auth: options.secret().to_vec() },
@@ -69,20 +71,23 @@ impl Client {
         })
     }
 
-    /// Attempts until one succeeds; the caller limits the time.
+    /// A connection that the server has let in.
     async fn connect(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
-        for attempt in 0.. {
-            let (mut link, address) = client_link(&self.dialer, session, &self.server, attempt, None).await?;
-            if let Some(disguise) = &self.disguise {
-                link = link.disguised(Arc::clone(disguise));
-            }
-            let connection = culvert_quic::connect(link, &self.tls, &self.transport, address)
-                .map_err(|source| failed("begin a QUIC connection", source))?;
-            if let Ok(control) = tokio::time::timeout(ATTEMPT, self.log_in(&connection)).await {
-                return Ok(self.run(connection, control?, session));
-            }
+        let attempted = attempts(|number| Box::pin(self.attempt(session, number)));
+        let (connection, control) = attempted.await?;
+        Ok(self.run(connection, control, session))
+    }
+
+    async fn attempt(&self, session: &Session, number: usize) -> Result<(Connection, QuicStream), DialError> {
+        let hop = self.hops.as_ref().map(|hops| hops.hop(&self.dialer));
+        let (mut link, address) = client_link(&self.dialer, session, &self.server, number, hop).await?;
+        if let Some(disguise) = &self.disguise {
+            link = link.disguised(Arc::clone(disguise));
         }
-        Err(DialError::Timeout { phase: "hysteria handshake", limit: timeouts::OUTBOUND_HANDSHAKE })
+        let connection = culvert_quic::connect(link, &self.tls, &self.transport, address)
+            .map_err(|source| failed("begin a QUIC connection", source))?;
+        let control = self.log_in(&connection).await?;
+        Ok((connection, control))
     }
 
     /// Says hello. The stream of that stays open.
@@ -155,6 +160,10 @@ impl Outbound for Client {
             Network::Tcp => self.tcp,
             Network::Udp => self.udp,
         }
+    }
+
+    fn network_moved(&self) {
+        self.current.network_moved();
     }
 
     async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {

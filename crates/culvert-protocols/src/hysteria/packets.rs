@@ -46,6 +46,10 @@ impl Carrying for Hub {
     fn connection(&self) -> &Connection {
         &self.connection
     }
+
+    fn is_divisible(&self) -> bool {
+        false
+    }
 }
 
 impl Hub {

@@ -60,7 +60,7 @@ pub(super) fn inbound(cx: InboundCx, options: &Hysteria2Inbound) -> Result<Liste
         return Err(BuildError::Invalid { option: "tls", reason: "it is required".to_owned() });
     };
     let settings = culvert_tls::options::server(tls)?;
-    let secret = secret(&settings.identity)?;
+    let secret = quic::lasting_secret(&settings.identity)?;
     let tls = quic::server(&settings, &["h3"], false)?;
     let listen = listen(&options.listen, false)?;
     let mut users = KeyedUsers::default();
@@ -90,23 +90,6 @@ pub(super) fn inbound(cx: InboundCx, options: &Hysteria2Inbound) -> Result<Liste
         secret,
         running: Running::default(),
     })
-}
-
-/// What a server that was started again knows its old connections by: something of its own that stays, which is its key.
-/// Where that comes and goes, old connections are not known.
-fn secret(identity: &culvert_tls::settings::Identity) -> Result<[u8; 32], BuildError> {
-    use culvert_tls::settings::Identity;
-    match identity {
-        Identity::Given(pair) => Ok(key(pair.key.read("key_path")?.as_bytes())),
-        Identity::SelfSigned | Identity::Provided(_) => {
-            let mut random = [0; 32];
-            aws_lc_rs::rand::fill(&mut random).map_err(|_| BuildError::Invalid {
-                option: "tls",
-                reason: "the system gives no random numbers".to_owned(),
-            })?;
-            Ok(random)
-        }
-    }
 }
 
 impl quic::Service for Core {

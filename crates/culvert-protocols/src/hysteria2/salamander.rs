@@ -50,11 +50,15 @@ impl Salamander {
 }
 
 fn apply(key: &[u8; 32], bytes: &mut [u8]) {
-    let mut blocks = bytes.chunks_exact_mut(32);
-    for block in &mut blocks {
-        block.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+    let (words, _) = key.as_chunks::<8>();
+    let (blocks, rest) = bytes.as_chunks_mut::<32>();
+    for block in blocks {
+        let (parts, _) = block.as_chunks_mut::<8>();
+        for (part, word) in parts.iter_mut().zip(words) {
+            *part = (u64::from_ne_bytes(*part) ^ u64::from_ne_bytes(*word)).to_ne_bytes();
+        }
     }
-    blocks.into_remainder().iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+    rest.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
 }
 
 impl Disguise for Salamander {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use culvert_config::options::http_fields::QuicOptions;
 use culvert_core::{DialError, Dialer, Session, StartError, Tag};
-use culvert_os::socket::{Fragmentation, receive_buffer, udp_socket};
+use culvert_os::socket::{Fragmentation, UdpOptions, receive_buffer, share_port, udp_socket};
 use culvert_quic::{Connection, Hop, Link, Transport};
 use culvert_wire::Target;
 use tokio::net::UdpSocket;
@@ -18,6 +18,8 @@ use crate::fields::listen::Listen;
 const MOST_STREAMS: u64 = 1 << 16;
 /// Kernel buffers of a socket, asked for.
 const SOCKET_BUFFER: usize = 4 << 20;
+/// Sockets of a server at most.
+const MOST_SOCKETS: usize = 8;
 /// A server that has not answered for so long, and for many round trips, is not waited for by new streams.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -84,7 +86,10 @@ pub(crate) async fn client_link(
     let address = SocketAddr::new(*ip, server.port);
     let link = match hop {
         Some(hop) => Link::hopping(hop, address),
-        None => Link::socket(dialer.udp_socket()?),
+        None => {
+            let dialer = dialer.clone();
+            Link::opening(Box::new(move || dialer.udp_socket().map_err(std::io::Error::other)))
+        }
     };
     let link = link.map_err(|source| DialError::Handshake { phase: "open UDP socket", source })?;
     Ok((link, address))
@@ -96,17 +101,21 @@ pub(crate) fn is_alive(connection: &Connection) -> bool {
     connection.error().is_none() && connection.silence().is_none_or(|silence| silence < patience)
 }
 
-/// The socket of a server, and its address.
-pub(crate) fn server_link(tag: &Tag, listen: &Listen) -> Result<(Link, SocketAddr), StartError> {
+/// The sockets of a server, one for each core, all on one port; and their address.
+pub(crate) fn server_links(tag: &Tag, listen: &Listen) -> Result<(Vec<Link>, SocketAddr), StartError> {
     let mut options = listen.udp.clone();
     options.fragmentation = Fragmentation::Probe;
     options.buffer = SOCKET_BUFFER;
-    let socket = udp_socket(&options, listen.address)
-        .map_err(|source| StartError::Listen { tag: tag.clone(), source })?;
     let failed = |source| StartError::Io { tag: tag.clone(), phase: "listen for packets", source };
-    let socket = UdpSocket::from_std(socket).map_err(failed)?;
-    let local = socket.local_addr().map_err(failed)?;
-    if let Ok(granted) = receive_buffer(socket.as_fd())
+    let open = |options: &UdpOptions, address| {
+        let socket = udp_socket(options, address);
+        let socket = socket.map_err(|source| StartError::Listen { tag: tag.clone(), source })?;
+        UdpSocket::from_std(socket).map_err(failed)
+    };
+    // The first one is alone, so that a port that is in use is found out.
+    let first = open(&options, listen.address)?;
+    let local = first.local_addr().map_err(failed)?;
+    if let Ok(granted) = receive_buffer(first.as_fd())
         && granted < SOCKET_BUFFER / 2
     {
         tracing::warn!(
@@ -114,5 +123,20 @@ pub(crate) fn server_link(tag: &Tag, listen: &Listen) -> Result<(Link, SocketAdd
              raise net.core.rmem_max to {SOCKET_BUFFER}"
         );
     }
-    Ok((Link::socket(socket).map_err(failed)?, local))
+    let mut sockets = vec![first];
+    let cores = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_SOCKETS);
+    if cores > 1 && share_port(sockets[0].as_fd()).is_ok() {
+        options.reuse_addr = true;
+        while sockets.len() < cores {
+            match open(&options, local) {
+                Ok(socket) => sockets.push(socket),
+                Err(error) => {
+                    tracing::debug!("inbound/{tag}: clients are not spread over all cores: {error}");
+                    break;
+                }
+            }
+        }
+    }
+    let links = sockets.into_iter().map(Link::socket).collect::<Result<_, _>>();
+    Ok((links.map_err(failed)?, local))
 }

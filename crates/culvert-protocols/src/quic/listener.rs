@@ -1,4 +1,4 @@
-//! The inbound: a socket, a server on it, and a task that hands connections on.
+//! The inbound: sockets, a server on them, and a task that hands connections on.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use culvert_core::{Dispatch, Inbound, StartError, Tag};
 use culvert_quic::{Connection, Disguise, Server, ServerSettings, ServerTls, Transport};
 use tracing::info;
 
-use super::link::server_link;
+use super::link::server_links;
 use crate::fields::listen::Listen;
 use crate::running::Running;
 
@@ -38,17 +38,18 @@ impl<S: Service> Inbound for Listener<S> {
     }
 
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
-        let (mut link, local) = server_link(&self.tag, &self.listen)?;
-        if let Some(disguise) = &self.disguise {
-            link = link.disguised(Arc::clone(disguise));
-        }
+        let (links, local) = server_links(&self.tag, &self.listen)?;
+        let links = links.into_iter().map(|link| match &self.disguise {
+            Some(disguise) => link.disguised(Arc::clone(disguise)),
+            None => link,
+        });
         let settings = ServerSettings {
             tls: self.tls.clone(),
             transport: self.transport.clone(),
             secret: self.secret,
             connections: dispatch.limit(),
         };
-        let server = Arc::new(Server::new(link, &settings));
+        let server = Arc::new(Server::spread(links, &settings));
         info!("inbound/{}: udp server started at {local}", self.tag);
         let task = tokio::spawn(accept(Arc::clone(&server), Arc::clone(&self.service), dispatch.clone()));
         self.running.set(local, task, server);

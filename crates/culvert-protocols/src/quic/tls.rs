@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use culvert_config::options::tls::{InboundTls, OutboundTls};
 use culvert_quic::{ClientTls, ServerTls};
+use culvert_tls::settings::Identity;
 use culvert_tls::{Acceptor, Connector, ServerSettings, Store, options};
 use culvert_wire::Host;
 
@@ -16,6 +18,24 @@ pub(crate) fn server(
     early_data: bool,
 ) -> Result<ServerTls, BuildError> {
     ServerTls::new(&Acceptor::new(settings)?, alpn, early_data).map_err(invalid)
+}
+
+/// What a server that was started again knows its old connections by: something of its own that stays, which is its key.
+/// Where that comes and goes, old connections are not known.
+pub(crate) fn lasting_secret(identity: &Identity) -> Result<[u8; 32], BuildError> {
+    let mut secret = [0; 32];
+    match identity {
+        Identity::Given(pair) => {
+            secret.copy_from_slice(digest(&SHA256, pair.key.read("key_path")?.as_bytes()).as_ref());
+        }
+        Identity::SelfSigned | Identity::Provided(_) => {
+            aws_lc_rs::rand::fill(&mut secret).map_err(|_| BuildError::Invalid {
+                option: "tls",
+                reason: "the system gives no random numbers".to_owned(),
+            })?;
+        }
+    }
+    Ok(secret)
 }
 
 /// TLS of an inbound with these options, which must be there and enabled, likewise.

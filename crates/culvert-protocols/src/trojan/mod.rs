@@ -37,7 +37,6 @@ use culvert_config::options::dial::DialOptions;
 use culvert_config::options::inbound::vmess::TrojanInbound;
 use culvert_config::options::listen::ListenOptions;
 use culvert_config::options::outbound::vmess::TrojanOutbound;
-use culvert_core::listener::StreamInbound;
 use culvert_core::{Inbound, Outbound};
 
 use self::inbound::TrojanServer;
@@ -63,8 +62,7 @@ impl BuildInbound for TrojanInbound {
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
         let listen = listen(&self.listen, false)?;
         let server = Arc::new(TrojanServer::new(self, listen.udp_timeout)?);
-        let server = carrier::serve(cx.dialer, self.tls.as_deref(), &self.transport, server)?;
-        Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, server)))
+        carrier::inbound(cx, listen, self.tls.as_deref(), &self.transport, server)
     }
 }
 

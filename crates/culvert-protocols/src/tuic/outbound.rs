@@ -6,8 +6,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use culvert_config::options::outbound::tuic::{TuicOutbound, UdpRelayMode};
 use culvert_config::value::Secret;
-use culvert_core::{BoxPackets, BoxStream, DialError, Dialer, Network, Outbound, Session, Tag, timeouts};
-use culvert_quic::{Bytes, ClientTls, ConnectionError, Transport};
+use culvert_core::{BoxPackets, BoxStream, DialError, Dialer, Network, Outbound, Session, Tag};
+use culvert_quic::{Bytes, ClientTls, Connection, ConnectionError, Transport};
 use culvert_wire::{BufChain, Reader, Target};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
@@ -20,15 +20,12 @@ use super::packets::{Hub, Mode};
 use super::{HEARTBEAT, UNI_STREAMS, congestion};
 use crate::fields::server::server;
 use crate::headed::Headed;
-use crate::quic::{self, Current, client_dialer, client_link, transport};
+use crate::quic::{self, Current, attempts, client_dialer, client_link, transport};
 use crate::uot::{UotConn, Version};
 use crate::{BuildError, OutboundCx};
 
 /// Datagrams taken at once.
 const BATCH: usize = 64;
-/// How long one attempt to connect may take: a server that comes back is found by the next one, as the waits within an
-/// attempt grow.
-const ATTEMPT: Duration = Duration::from_secs(3);
 
 /// The outbound.
 pub(super) struct Client {
@@ -43,7 +40,7 @@ pub(super) struct Client {
     early_data: bool,
     tcp: bool,
     udp: bool,
-    current: Current<Hub>,
+    pub(super) current: Current<Hub>,
 }
 
 /// Who the client is.
@@ -92,29 +89,27 @@ impl Client {
         })
     }
 
-    /// Attempts until one succeeds; the caller limits the time.
+    /// A connection that may be used.
     async fn connect(&self, session: &Session) -> Result<Arc<Hub>, DialError> {
-        for attempt in 0.. {
-            let (link, address) = client_link(&self.dialer, session, &self.server, attempt, None).await?;
-            let connection = culvert_quic::connect(link, &self.tls, &self.transport, address)
-                .map_err(|source| DialError::Handshake { phase: "begin a QUIC connection", source })?;
-            if !(self.early_data && connection.has_early_data()) {
-                match tokio::time::timeout(ATTEMPT, connection.established()).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => return Err(broken("QUIC handshake", error)),
-                    Err(_) => continue,
-                }
-            }
-            let hub = Hub::new(connection);
-            let (tag, id) = (self.tag.clone(), session.id.get());
-            let drive = drive(Arc::clone(&hub), Arc::clone(&self.login));
-            tokio::spawn(async move {
-                let error = drive.await;
-                debug!(conn = id, "outbound/{tag}: connection to the server ended: {error}");
-            });
-            return Ok(hub);
+        let connection = attempts(|number| Box::pin(self.attempt(session, number))).await?;
+        let hub = Hub::new(connection);
+        let (tag, id) = (self.tag.clone(), session.id.get());
+        let drive = drive(Arc::clone(&hub), Arc::clone(&self.login));
+        tokio::spawn(async move {
+            let error = drive.await;
+            debug!(conn = id, "outbound/{tag}: connection to the server ended: {error}");
+        });
+        Ok(hub)
+    }
+
+    async fn attempt(&self, session: &Session, number: usize) -> Result<Connection, DialError> {
+        let (link, address) = client_link(&self.dialer, session, &self.server, number, None).await?;
+        let connection = culvert_quic::connect(link, &self.tls, &self.transport, address)
+            .map_err(|source| DialError::Handshake { phase: "begin a QUIC connection", source })?;
+        if !(self.early_data && connection.has_early_data()) {
+            connection.established().await.map_err(|error| broken("QUIC handshake", error))?;
         }
-        Err(DialError::Timeout { phase: "QUIC handshake", limit: timeouts::OUTBOUND_HANDSHAKE })
+        Ok(connection)
     }
 
     /// Opens a stream to `target`.
@@ -210,6 +205,10 @@ impl Outbound for Client {
             Network::Tcp => self.tcp,
             Network::Udp => self.udp,
         }
+    }
+
+    fn network_moved(&self) {
+        self.current.network_moved();
     }
 
     async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {

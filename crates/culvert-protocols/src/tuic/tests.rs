@@ -9,7 +9,7 @@ use culvert_config::options::users::TuicUser;
 use culvert_config::value::{Dur, Secret, Uuid};
 use culvert_core::{Network, PacketBatch};
 use culvert_quic::{Bytes, Connection, Link, Transport};
-use culvert_wire::Host;
+use culvert_wire::{Host, Reader};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 
@@ -57,17 +57,21 @@ fn tls() -> OutboundTls {
 }
 
 fn client(port: u16, change: impl FnOnce(&mut Client)) -> Arc<dyn Outbound> {
-    let options = TuicOutbound {
+    let tag = culvert_core::Tag::new("tuic", "out");
+    let cx = OutboundCx { tag, dialer: direct(), store: store() };
+    let mut client = Client::new(cx, &outbound_options(port)).unwrap();
+    change(&mut client);
+    Arc::new(client)
+}
+
+fn outbound_options(port: u16) -> TuicOutbound {
+    TuicOutbound {
         server: ServerOptions { server: "127.0.0.1".to_owned(), server_port: port },
         uuid: Secret(id()),
         password: Secret(PASSWORD.to_owned()),
         tls: Some(Box::new(tls())),
         ..TuicOutbound::default()
-    };
-    let tag = culvert_core::Tag::new("tuic", "out");
-    let mut client = Client::new(OutboundCx { tag, dialer: direct(), store: store() }, &options).unwrap();
-    change(&mut client);
-    Arc::new(client)
+    }
 }
 
 /// A connection without the client's part of the protocol.
@@ -196,6 +200,99 @@ async fn a_client_begins_again_where_its_connection_has_ended() {
     let arrived = tokio::time::timeout(STEP, second.world.next()).await.unwrap();
     assert_eq!(arrived.session.user, None);
     second.inbound.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_packets_with_data_that_are_sent_once_more_open_nothing() {
+    let mut server = server(|options| options.zero_rtt_handshake = true).await;
+    // Between the client and its server stands somebody who keeps all that the client sends.
+    let front = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = front.local_addr().unwrap().port();
+    let heard = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (keeper, to) = (Arc::clone(&heard), (Ipv4Addr::LOCALHOST, server.port));
+    tokio::spawn(async move {
+        let mut backs: std::collections::HashMap<_, Arc<UdpSocket>> = std::collections::HashMap::new();
+        let (front, mut packet) = (Arc::new(front), vec![0; 65_536]);
+        loop {
+            let (len, from) = front.recv_from(&mut packet).await.unwrap();
+            keeper.lock().unwrap().push(packet[..len].to_vec());
+            if !backs.contains_key(&from) {
+                let back = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+                let (front, answers) = (Arc::clone(&front), Arc::clone(&back));
+                tokio::spawn(async move {
+                    let mut packet = vec![0; 65_536];
+                    while let Ok((len, _)) = answers.recv_from(&mut packet).await {
+                        front.send_to(&packet[..len], from).await.unwrap();
+                    }
+                });
+                backs.insert(from, back);
+            }
+            backs[&from].send_to(&packet[..len], to).await.unwrap();
+        }
+    });
+    let make = |early_data| {
+        let options = TuicOutbound { zero_rtt_handshake: early_data, ..outbound_options(port) };
+        let tag = culvert_core::Tag::new("tuic", "out");
+        Client::new(OutboundCx { tag, dialer: direct(), store: store() }, &options).unwrap()
+    };
+    let client = make(true);
+    let dial = async |client: &Client, name: &str| {
+        let mut stream = client.dial(&session(name), &mut culvert_wire::BufChain::new()).await.unwrap();
+        stream.write_all(b"x").await.unwrap();
+        stream
+    };
+    let mut first = dial(&client, "192.0.2.1:80").await;
+    let mut far = server.world.next().await.stream();
+    far.write_all(b"y").await.unwrap();
+    // With an answer the client has what it needs to begin so the next time.
+    first.read_u8().await.unwrap();
+    // The second connection begins with data.
+    client.current.get(std::future::pending()).await.unwrap().connection.close(0, b"");
+    heard.lock().unwrap().clear();
+    let second = dial(&client, "192.0.2.2:80").await;
+    assert_eq!(server.world.next().await.session.target, target("192.0.2.2:80"));
+    let all = heard.lock().unwrap().clone();
+    assert!(all.iter().any(|packet| has_early_data(packet)), "nothing came early");
+    for _ in 0..3 {
+        let thief = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        for packet in &all {
+            thief.send_to(packet, to).await.unwrap();
+        }
+        // What it is answered shows that the server has seen it all.
+        tokio::time::timeout(STEP, thief.recv(&mut [0; 2000])).await.unwrap().unwrap();
+    }
+    let third = dial(&client, "192.0.2.3:80").await;
+    assert_eq!(server.world.next().await.session.target, target("192.0.2.3:80"), "and nothing in between");
+    drop((second, third));
+}
+
+/// Whether there is a packet of 0-RTT in a datagram (RFC 9000 section 17.2): the first, or one behind the first.
+fn has_early_data(datagram: &[u8]) -> bool {
+    const INITIAL: u8 = 0;
+    const EARLY: u8 = 1;
+    let mut rest = datagram;
+    while let Some(first) = rest.first().filter(|first| *first & 0x80 != 0) {
+        // The bit before the type says nothing (RFC 9287).
+        let kind = first >> 4 & 3;
+        if kind == EARLY {
+            return true;
+        }
+        let mut reader = Reader::new(&rest[5..]);
+        let skip = |reader: &mut Reader<'_>| {
+            let len = reader.u8().unwrap();
+            reader.take(len.into()).unwrap();
+        };
+        skip(&mut reader);
+        skip(&mut reader);
+        if kind == INITIAL {
+            let token = crate::h3::take_varint(&mut reader).unwrap();
+            reader.take(token as usize).unwrap();
+        }
+        let len = crate::h3::take_varint(&mut reader).unwrap() as usize;
+        let at = 5 + reader.position() + len;
+        rest = rest.get(at..).unwrap_or_default();
+    }
+    false
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

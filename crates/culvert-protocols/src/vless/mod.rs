@@ -39,7 +39,6 @@ use culvert_config::options::inbound::vmess::VlessInbound;
 use culvert_config::options::listen::ListenOptions;
 use culvert_config::options::outbound::vmess::VlessOutbound;
 use culvert_config::options::users::VlessFlow;
-use culvert_core::listener::StreamInbound;
 use culvert_core::{Inbound, Outbound};
 
 use self::inbound::VlessServer;
@@ -68,8 +67,7 @@ impl BuildInbound for VlessInbound {
         let listen = listen(&self.listen, false)?;
         let onward = Onward { mux: mux::Server::new(self.multiplex.as_ref())?, uot: true };
         let server = VlessServer::new(Users::new(&self.users), onward, listen.udp_timeout);
-        let server = carrier::serve(cx.dialer, self.tls.as_deref(), &self.transport, Arc::new(server))?;
-        Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, server)))
+        carrier::inbound(cx, listen, self.tls.as_deref(), &self.transport, Arc::new(server))
     }
 }
 

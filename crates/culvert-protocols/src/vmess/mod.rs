@@ -45,7 +45,6 @@ use culvert_config::options::dial::DialOptions;
 use culvert_config::options::inbound::vmess::VmessInbound;
 use culvert_config::options::listen::ListenOptions;
 use culvert_config::options::outbound::vmess::{VmessOutbound, VmessSecurity};
-use culvert_core::listener::StreamInbound;
 use culvert_core::{Inbound, Outbound};
 
 use self::codec::{Options, Security, auth_id_sealer};
@@ -77,8 +76,7 @@ impl BuildInbound for VmessInbound {
         let listen = listen(&self.listen, false)?;
         let onward = Onward { mux: mux::Server::new(self.multiplex.as_ref())?, uot: true };
         let server = VmessServer::new(Users::new(&self.users)?, onward, listen.udp_timeout);
-        let server = carrier::serve(cx.dialer, self.tls.as_deref(), &self.transport, Arc::new(server))?;
-        Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, server)))
+        carrier::inbound(cx, listen, self.tls.as_deref(), &self.transport, Arc::new(server))
     }
 }
 

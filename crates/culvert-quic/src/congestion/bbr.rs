@@ -30,8 +30,8 @@ use super::BbrProfile;
 const INITIAL_PACKETS: u64 = 32;
 /// Packets under way at least.
 const LEAST_PACKETS: u64 = 4;
-/// Packets under way at most.
-const MOST_PACKETS: u64 = 10_000;
+/// Bytes under way at most: 10,000 packets of an Ethernet.
+const MOST_BYTES: u64 = 10_000 * 1452;
 /// Rounds that a maximum counts for.
 const ROUNDS: usize = 10;
 /// How long the shortest round trip counts.
@@ -554,7 +554,7 @@ impl Bbr {
         } else if self.window < target || self.delivered < INITIAL_PACKETS * self.mtu {
             self.window += acked;
         }
-        self.window = self.window.clamp(LEAST_PACKETS * self.mtu, MOST_PACKETS * self.mtu);
+        self.window = self.window.clamp(LEAST_PACKETS * self.mtu, MOST_BYTES);
     }
 
     fn set_recovery_window(&mut self, acked: u64, lost: u64, in_flight: u64) {

@@ -142,7 +142,7 @@ fn run(congestion: Congestion, forth: Shape, seconds: u64) -> Outcome {
     let start = Instant::now();
     let transport = Transport { congestion, ..Transport::default() };
     let config = |congestion| {
-        let mut config = transport.build(Choice::new(congestion), 0);
+        let mut config = transport.build(Choice::new(congestion), 0, 1452);
         config.congestion_controller_factory(Arc::new(Fixed(congestion))).send_window(32 << 20);
         Arc::new(config)
     };
@@ -280,6 +280,16 @@ fn bbr_follows_a_link_that_is_far_faster_than_its_round_trip_is_short() {
     };
     let share = share(&run(BBR, shape, 2), 500, 1);
     assert!(share > 0.7, "{share:.2}");
+}
+
+/// Field report: at high rates, with packets out of order, some implementations break the connection off for its gaps.
+#[test]
+fn packets_out_of_order_at_high_rates_break_nothing_off() {
+    let shape = Shape { reorder: 0.05, late: MS, queue: 4 << 20, ..link(300, MS * 4, 0.0) };
+    for congestion in [BBR, Congestion::Brutal(30_000_000)] {
+        let share = share(&run(congestion, shape.clone(), 2), 300, 1);
+        assert!(share > 0.5, "{congestion:?}: {share:.2}");
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ use culvert_config::options::dial::DialOptions;
 use culvert_config::options::inbound::InboundKind;
 use culvert_config::value::Mark;
 use culvert_core::handshake::{Handshakes, Limits};
-use culvert_core::{Dispatch, Flows, Inbound, StartError, Tag};
+use culvert_core::{Dispatch, Flows, Inbound, Outbound, StartError, Tag};
 use culvert_protocols::BuildError;
 use culvert_protocols::table::{InboundCx, Protocol};
 use thiserror::Error;
@@ -67,6 +67,8 @@ pub struct Instance {
     cache: Option<Cache>,
     dns: Arc<Dns>,
     surroundings: Arc<Surroundings>,
+    /// Those that may keep something, to be told of another network.
+    outbounds: Vec<Arc<dyn Outbound>>,
     certificates: Vec<Arc<Provider>>,
     /// Sweeps, and whatever else lives as long as the instance.
     background: JoinSet<()>,
@@ -95,7 +97,7 @@ impl Instance {
         let inbounds = build_inbounds(options, base, certificates.as_mut(), &mut errors);
         let certificates = certificates.map(Certificates::into_providers).unwrap_or_default();
         let remotes = parts.as_ref().map(|parts| parts.remotes(options, &mut errors));
-        let Some(Parts { router, groups, rule_sets, dns, flows, endpoints, surroundings, base: _ }) = parts
+        let Some(Parts { router, groups, rule_sets, dns, flows, endpoints, surroundings, base }) = parts
         else {
             return Err(errors);
         };
@@ -110,7 +112,12 @@ impl Instance {
         let endpoints = endpoints.into_iter().map(|inbound| BuiltInbound { inbound, detour: None });
         let inbounds = endpoints.chain(inbounds).collect();
         let cache = Cache::of(options);
+        let outbounds = base.outbounds.into_values().filter_map(|member| match member {
+            Member::Outbound(outbound) => Some(outbound),
+            Member::Group(_) => None,
+        });
         Ok(Self {
+            outbounds: outbounds.collect(),
             inbounds,
             first,
             dispatch,
@@ -137,8 +144,11 @@ impl Instance {
         self.background.spawn(async move { flows.sweep(give_memory_back).await });
         self.background.spawn(async move { handshakes.sweep().await });
         self.background.spawn(Arc::clone(&self.rule_sets).watch());
-        let dns = Arc::clone(&self.dns);
-        self.background.spawn(Arc::clone(&self.surroundings).watch(move || dns.reconnect()));
+        let (dns, outbounds) = (Arc::clone(&self.dns), self.outbounds.clone());
+        self.background.spawn(Arc::clone(&self.surroundings).watch(move || {
+            dns.reconnect();
+            outbounds.iter().for_each(|outbound| outbound.network_moved());
+        }));
         for group in self.groups.iter() {
             self.background.spawn(Arc::clone(group).run());
         }

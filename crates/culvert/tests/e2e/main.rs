@@ -5,6 +5,7 @@
 //! | [`table`]   | **the tables**: one row for each way into a program and each protocol between two      |
 //! | [`checks`]  | what every row must do: integrity, half-close, resets, datagrams, names, credentials  |
 //! | [`site`]    | a row brought to life: origin, programs, and ways to dial through them                |
+//! | [`quic`]    | protocols over QUIC: restarts, sleep, other networks, a foreign HTTP/3 client          |
 //! | [`proxy`]   | one program with one inbound, for the tests that speak by hand                        |
 //! | [`curl`]    | curl through every kind of proxy                                                      |
 //! | [`ech`]     | names encrypted in the hellos of browsers                                             |
@@ -42,6 +43,7 @@ mod links;
 mod probing;
 mod program;
 mod proxy;
+mod quic;
 mod reality;
 mod shadowtls;
 mod site;

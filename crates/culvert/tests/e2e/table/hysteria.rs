@@ -10,6 +10,8 @@ links! {
 }
 
 light_links! {
+    ports: || in_tls(outbound(json!({ "auth_str": USER.1, "server_ports": [], "hop_interval": "5s" })))
+        => || behind_tls(inbound(json!({}))), ENDS_TOGETHER;
     windows: || in_tls(outbound(json!({
         "auth_str": USER.1, "up": "400 Mbps", "down": "50 MBps", "recv_window_conn": 1_000_000, "recv_window": 3_000_000,
         "disable_mtu_discovery": true

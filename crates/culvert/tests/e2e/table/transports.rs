@@ -15,6 +15,7 @@ links! {
     http_tls: || in_tls(client("vless", http())) => || behind_tls(server("vless", http())), ENDS_TOGETHER;
     grpc: || client("vless", grpc()) => || server("vless", grpc()), ENDS_TOGETHER;
     grpc_tls: || in_tls(client("vless", grpc())) => || behind_tls(server("vless", grpc())), ENDS_TOGETHER;
+    quic: || in_tls(client("vless", quic())) => || behind_tls(server("vless", quic())), ENDS_TOGETHER;
 }
 
 light_links! {
@@ -68,6 +69,8 @@ light_links! {
     vmess_grpc: || client("vmess", grpc()) => || server("vmess", grpc()), VMESS;
     vmess_grpc_tls: || in_tls(client("vmess", grpc()))
         => || behind_tls(server("vmess", grpc())), VMESS;
+    trojan_quic: || in_tls(client("trojan", quic())) => || behind_tls(server("trojan", quic())), ENDS_TOGETHER;
+    vmess_quic: || in_tls(client("vmess", quic())) => || behind_tls(server("vmess", quic())), VMESS;
     grpc_without_a_name: || client("vless", json!({ "type": "grpc" }))
         => || server("vless", json!({ "type": "grpc" })), ENDS_TOGETHER;
 }
@@ -122,6 +125,10 @@ fn httpupgrade() -> Value {
 
 fn http() -> Value {
     json!({ "type": "http", "path": "/h", "host": ["one.test", "two.test"], "headers": { "X-More": "1" } })
+}
+
+fn quic() -> Value {
+    json!({ "type": "quic" })
 }
 
 fn grpc() -> Value {
