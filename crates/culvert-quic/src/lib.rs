@@ -26,6 +26,14 @@
 //! goes. This is per connection also where many share a socket. Acknowledgements leave with the data, or on their
 //! own; then they take nothing from the bucket.
 //!
+//! # Packets
+//! They begin with 1,200 bytes and grow to what the path is found to take: 1,452 as a rule, and up to 8,952 where the first hop
+//! is known to take more, as loopback does and networks with jumbo frames.
+//!
+//! # Memory
+//! What a peer may send ahead follows what comes in a round trip, and what streams may write ahead follows the window of the
+//! congestion control, both within the limits of [`Transport`].
+//!
 //! # Copies
 //! Received datagrams are copied once out of the receive buffers, so that one lost packet does not pin 64 KiB; packets are
 //! opened in place there, and stream data is copied once more into pooled buffers when it is read, many packets to a
