@@ -258,8 +258,6 @@ async fn first_packets_with_data_that_are_sent_once_more_open_nothing() {
         for packet in &all {
             thief.send_to(packet, to).await.unwrap();
         }
-        // What it is answered shows that the server has seen it all.
-        tokio::time::timeout(STEP, thief.recv(&mut [0; 2000])).await.unwrap().unwrap();
     }
     let third = dial(&client, "192.0.2.3:80").await;
     assert_eq!(server.world.next().await.session.target, target("192.0.2.3:80"), "and nothing in between");
