@@ -3,19 +3,32 @@
 /// Most names that are looked at.
 const MANY: usize = 1000;
 
+/// A word of so many letters or less is very short.
+const SHORT: usize = 3;
+
 /// The name closest to `word`, if any is close enough to be worth mentioning.
 pub(crate) fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let folded = fold(word);
-    let limit = (folded.len() / 4).max(1);
+    let has_digits = folded.iter().any(char::is_ascii_digit);
+    // A name with numbers in it is seldom meant where another number or another letter stands in a short one.
+    let limit = if has_digits && folded.len() < 12 { 1 } else { (folded.len() / 4).max(1) };
     names
         .into_iter()
         .take(MANY)
         .map(|name| (fold(name), name))
+        // Of very short words only the order of the letters, as any other slip leads to half of all words.
+        .filter(|(name, _)| folded.len() > SHORT || sorted(name) == sorted(&folded))
         .filter(|(name, _)| !name.is_empty() && name.len().abs_diff(folded.len()) <= limit)
         .map(|(name, original)| (distance(&folded, &name), original))
         .filter(|(distance, _)| *distance <= limit)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
+}
+
+fn sorted(word: &[char]) -> Vec<char> {
+    let mut word = word.to_vec();
+    word.sort_unstable();
+    word
 }
 
 /// A sentence end that proposes the nearest name, or nothing.
@@ -59,5 +72,14 @@ mod tests {
         assert_eq!(nearest("ServerPort", names), Some("server_port"));
         assert_eq!(nearest("serevr", names), Some("server"));
         assert_eq!(nearest("padding", names), None);
+    }
+
+    #[test]
+    fn other_words_are_not_taken_for_slips() {
+        assert_eq!(nearest("1.4", ["1.0", "1.1", "1.2", "1.3"]), None);
+        assert_eq!(nearest("ss", ["ssh", "tor"]), None);
+        assert_eq!(nearest("aes-256-cbc", ["aes-256-cfb", "aes-256-ctr", "aes-256-gcm"]), None);
+        assert_eq!(nearest("aes-256-gmc", ["aes-256-cfb", "aes-256-gcm"]), Some("aes-256-gcm"));
+        assert_eq!(nearest("tpc", ["tcp", "udp"]), Some("tcp"));
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct SyntaxError {
 
 /// Reads one document. `source` goes into every [`Place`].
 pub(crate) fn read(text: &str, source: u32) -> Result<Node, SyntaxError> {
-    let mut reader = Reader { text, at: 0, source, depth: 0 };
+    let mut reader = Reader { text, at: 0, source, open: Vec::new() };
     if text.starts_with('\u{feff}') {
         return Err(reader.error("the file begins with a byte order mark; save it as UTF-8 without one"));
     }
@@ -22,7 +22,12 @@ pub(crate) fn read(text: &str, source: u32) -> Result<Node, SyntaxError> {
     let mut root = reader.value()?;
     let after = reader.trivia()?;
     if let Some(found) = reader.peek() {
-        return Err(reader.error(format!("`{found}` after the end of the document")));
+        let hint = match found {
+            '}' | ']' => ": it is one too many, or one above came too early",
+            ',' | '"' => ": all sections stand inside one pair of `{` and `}`",
+            _ => "",
+        };
+        return Err(reader.error(format!("`{found}` after the end of the document{hint}")));
     }
     let (mut beside, mut below) = (Vec::new(), Vec::new());
     split(after, &mut beside, &mut below);
@@ -37,7 +42,8 @@ struct Reader<'a> {
     text: &'a str,
     at: usize,
     source: u32,
-    depth: usize,
+    /// Where the brackets stand that are open.
+    open: Vec<usize>,
 }
 
 /// One comment, and whether a line end stands between it and the token before it.
@@ -63,12 +69,12 @@ impl Reader<'_> {
     }
 
     fn nested(&mut self, read: fn(&mut Self) -> Result<Node, SyntaxError>) -> Result<Node, SyntaxError> {
-        if self.depth == MAX_DEPTH {
+        if self.open.len() == MAX_DEPTH {
             return Err(self.error(format!("nested deeper than {MAX_DEPTH} levels")));
         }
-        self.depth += 1;
+        self.open.push(self.at);
         let node = read(self)?;
-        self.depth -= 1;
+        self.open.pop();
         Ok(node)
     }
 
@@ -162,6 +168,11 @@ impl Reader<'_> {
                     return Ok(out);
                 }
                 Some('\\') => self.escape(&mut out)?,
+                Some('\n' | '\r') => {
+                    let message =
+                        "this string does not end on its line: the `\"` behind it is missing".to_owned();
+                    return Err(SyntaxError { offset: start, message });
+                }
                 Some(control) => {
                     return Err(self.error(format!(
                         "control character U+{:04X} inside a string; write it as \\u{:04x}",
@@ -338,9 +349,71 @@ impl Reader<'_> {
             Some(found) if found.is_control() => {
                 format!("expected {wanted}, found `{}`", found.escape_debug())
             }
-            Some(found) => format!("expected {wanted}, found `{found}`"),
-            None => format!("expected {wanted}, but the file ends here"),
+            Some(found) => format!("expected {wanted}, found `{found}`{}", self.hint(found, wanted)),
+            None => format!("expected {wanted}, but the file ends here{}", self.unclosed()),
         })
+    }
+
+    /// What is missing at the end of a file.
+    fn unclosed(&self) -> String {
+        let Some(&at) = self.open.last() else { return String::new() };
+        let line = memchr::memchr_iter(b'\n', &self.text.as_bytes()[..at]).count() + 1;
+        format!("; the `{}` in line {line} is not closed", &self.text[at..=at])
+    }
+
+    /// What people mean who write `found` where something else is wanted.
+    fn hint(&self, found: char, wanted: &str) -> String {
+        let rest = &self.text[self.at..];
+        let wants_value = wanted == "a value";
+        let wants_key = wanted.starts_with("a key");
+        let hint = match found {
+            '\'' | '`' => "strings and keys stand in double quotes, `\"`",
+            '\u{2018}'..='\u{201f}' | '«' | '»' => "these are typographic quotes; write `\"`",
+            ';' => "entries are set apart by `,`",
+            '=' if wanted.starts_with("`:`") => "keys and values are set apart by `:`",
+            ',' if wants_value || wants_key => "there is a comma too many",
+            '}' | ']' if wanted.starts_with("`,`") => {
+                return format!("; brackets do not pair{}", self.unclosed());
+            }
+            ':' if wanted.ends_with("`]`") => "a list holds values alone; keys stand in an object, `{ }`",
+            ':' if wants_value => "there is a `:` too many, or the key before it is missing",
+            '"' | '{' | '[' if wanted.starts_with("`,`") => "a comma is missing before it",
+            '<' if self.at == 0 => "this looks like a web page, not a configuration",
+            '-' | '+' | '.' if wants_value => "numbers begin with a digit or `-`",
+            'x' | 'X' if wanted == "the end of the number" => "numbers are written in decimal",
+            '0'..='9' if wanted == "the end of the number" => "numbers do not begin with `0`",
+            _ if wants_value || wants_key => return self.hint_for_word(rest, wants_key),
+            _ if wanted == "the end of the number" => {
+                "what is not only a number, such as an address or a time, stands in double quotes"
+            }
+            _ => return String::new(),
+        };
+        format!("; {hint}")
+    }
+
+    /// For a word without quotes.
+    fn hint_for_word(&self, rest: &str, is_key: bool) -> String {
+        let end =
+            rest.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '-' | '.')).unwrap_or(rest.len());
+        let word: String = rest[..end].chars().take(40).collect();
+        if word.is_empty() {
+            return String::new();
+        }
+        if self.open.is_empty() {
+            let link = rest[end..].starts_with("://");
+            let what = if link { "this is a link" } else { "the configuration begins with `{`" };
+            return format!("; {what}{}", if link { ", not a configuration" } else { "" });
+        }
+        let lower = word.to_lowercase();
+        match &*lower {
+            "true" | "false" | "null" if !is_key => format!("; write `{lower}`"),
+            "yes" | "on" if !is_key => "; write `true`".to_owned(),
+            "no" | "off" if !is_key => "; write `false`".to_owned(),
+            "none" | "nil" | "undefined" | "nan" if !is_key => {
+                "; write `null`, or leave the key out".to_owned()
+            }
+            _ => format!("; write it in double quotes, `\"{word}\"`"),
+        }
     }
 }
 
@@ -423,6 +496,40 @@ mod tests {
         assert_eq!(line(r#""\x""#), "2: expected one of `\"\\/bfnrtu` after a backslash, found `x`");
         assert_eq!(line(r#""\u12g4""#), "1: `\\u` needs four hexadecimal digits");
         assert_eq!(line("[\"a]"), "1: this string is never closed");
+    }
+
+    #[test]
+    fn common_slips_are_named() {
+        for (text, place, words) in [
+            ("{\"a\": \"b,\n\"c\": 1}", 6, "this string does not end on its line"),
+            ("{'a': 1}", 1, "strings and keys stand in double quotes"),
+            ("{\"a\": \u{201c}b\u{201d}}", 6, "typographic quotes"),
+            ("{\"a\" = 1}", 5, "set apart by `:`"),
+            ("{\"a\": 1; \"b\": 2}", 7, "set apart by `,`"),
+            ("{\"a\": 1 \"b\": 2}", 8, "a comma is missing before it"),
+            ("{\"a\": 1,, \"b\": 2}", 8, "a comma too many"),
+            ("[{} {}]", 4, "a comma is missing before it"),
+            ("{\"a\": [1, 2}", 11, "brackets do not pair; the `[` in line 1 is not closed"),
+            ("[\"a\": 1]", 4, "a list holds values alone"),
+            ("{\"a\": True}", 6, "write `true`"),
+            ("{\"a\": off}", 6, "write `false`"),
+            ("{\"a\": None}", 6, "write `null`, or leave the key out"),
+            ("{\"a\": info}", 6, "in double quotes, `\"info\"`"),
+            ("{a: 1}", 1, "in double quotes, `\"a\"`"),
+            ("{\"a\": 127.0.0.1}", 11, "an address or a time, stands in double quotes"),
+            ("{\"a\": 5m}", 7, "an address or a time, stands in double quotes"),
+            ("{\"a\": 0x10}", 7, "in decimal"),
+            ("{\"a\": 01}", 7, "do not begin with `0`"),
+            ("{\"a\": +1}", 6, "begin with a digit"),
+            ("{\n\"a\": {\n", 9, "the `{` in line 2 is not closed"),
+            ("{}}", 2, "one too many"),
+            ("<!DOCTYPE html>", 0, "a web page"),
+            ("log:\n  level: info", 0, "begins with `{`"),
+            ("vless://id@a.test", 0, "this is a link, not a configuration"),
+        ] {
+            let told = line(text);
+            assert!(told.starts_with(&format!("{place}: ")) && told.contains(words), "{text}: {told}");
+        }
     }
 
     #[test]
