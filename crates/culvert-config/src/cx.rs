@@ -96,6 +96,8 @@ pub(crate) struct Definition {
     pub(crate) tag: String,
     /// Where the tag stands, or the object without one.
     pub(crate) place: Place,
+    /// Whether nobody wrote the tag: it is the index.
+    pub(crate) is_index: bool,
     /// Whether the tag has to be unique there. An endpoint is found where an inbound is looked for, but may share its
     /// tag with one.
     pub(crate) is_main: bool,

@@ -13,7 +13,15 @@ use crate::value::OptionValue;
 /// # Errors
 /// What cannot be decoded.
 pub fn format(source: &Source) -> Result<String, Diagnostics> {
-    rewrite(source, |_, _| ()).map(|(text, _)| text)
+    format_with_report(source).map(|(text, _)| text)
+}
+
+/// [`format()`], with what had to be rewritten since it was of an older dialect, as [`migrate()`] tells it.
+///
+/// # Errors
+/// What cannot be decoded.
+pub fn format_with_report(source: &Source) -> Result<(String, Diagnostics), Diagnostics> {
+    rewrite(source, |_, _| ())
 }
 
 /// Gives `source` in its newest form and what was changed: what [`format()`] does, and what is old but still accepted is

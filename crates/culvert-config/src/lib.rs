@@ -55,7 +55,7 @@ pub mod value;
 
 pub use cx::{Files, SystemFiles};
 pub use diagnostics::{Diagnostic, Diagnostics, Severity};
-pub use format::{format, migrate};
+pub use format::{format, format_with_report, migrate};
 pub use load::{Loaded, load, load_with, place_of, schema};
 pub use merge::{merge, merge_with};
 pub use options::Options;

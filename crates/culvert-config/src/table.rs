@@ -251,6 +251,24 @@ pub(crate) fn encode_kind<K: Kind>(kind: &K, key: &str) -> Option<Entry> {
     (!implied).then(|| Entry::new(key, Node::string(kind.name())))
 }
 
+/// What other programs and people call some types.
+const NICKNAMES: [(&str, &str); 14] = [
+    ("ss", "shadowsocks"),
+    ("socks4", "socks"),
+    ("socks5", "socks"),
+    ("https", "http"),
+    ("hy", "hysteria"),
+    ("hy2", "hysteria2"),
+    ("wg", "wireguard"),
+    ("freedom", "direct"),
+    ("blackhole", "block"),
+    ("url-test", "urltest"),
+    ("select", "selector"),
+    ("dokodemo-door", "direct"),
+    ("doh", "https"),
+    ("dot", "tls"),
+];
+
 /// Finds the kind that `key` of an object names. Reports a missing or unknown name.
 pub(crate) fn kind_of<K: Kind>(node: &Node, key: &str, cx: &mut Cx<'_>) -> Option<K> {
     let noun = K::NOUN;
@@ -273,7 +291,11 @@ pub(crate) fn kind_of<K: Kind>(node: &Node, key: &str, cx: &mut Cx<'_>) -> Optio
     if kind.is_none() {
         let all = K::all();
         let names: Vec<&str> = all.iter().map(K::name).collect();
-        let mut hint = cx.did_you_mean(text, names.iter().copied());
+        let known_as = NICKNAMES.iter().find(|(nickname, name)| *nickname == text && names.contains(name));
+        let mut hint = match known_as {
+            Some((_, name)) => format!(", did you mean `{name}`?"),
+            None => cx.did_you_mean(text, names.iter().copied()),
+        };
         if hint.is_empty() {
             hint = format!("; known are {}", names.join(", "));
         }
@@ -312,12 +334,14 @@ impl<K: Kind> OptionValue for Tagged<K> {
         let tag =
             if self.tag.is_empty() { index.map(|index| index.to_string()) } else { Some(self.tag.clone()) };
         let place = node.get("tag").map_or(node.place, |tag| tag.place);
+        let is_index = self.tag.is_empty();
         let definitions = tag.into_iter().flat_map(|tag| {
             let spaces = K::SPACES.iter().enumerate();
             spaces.map(move |(index, &space)| Definition {
                 space,
                 tag: tag.clone(),
                 place,
+                is_index,
                 is_main: index == 0,
             })
         });

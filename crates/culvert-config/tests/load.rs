@@ -40,7 +40,7 @@ fn outbounds_without_a_server_are_told() {
   {"type": "socks", "tag": "nowhere"},
   {"type": "vmess", "tag": "half", "server": "a.test", "uuid": "b831381d-6324-4d53-ad4f-8cda48b30811"},
   {"type": "ssh", "server": "a.test"},
-  {"type": "hysteria2", "server": "a.test", "server_ports": "2000:3000", "tls": {"enabled": true}},
+  {"type": "hysteria2", "server": "a.test", "server_ports": "2000:3000", "password": "x", "tls": {"enabled": true}},
   {"type": "selector", "outbounds": ["d"]}
 ]}"#;
     let warnings = loaded(text).expect("a good configuration").warnings;

@@ -3,6 +3,7 @@
 //! These checks see the options together with the tree they came from, to name places. Lists in both have the same
 //! order, so they are walked side by side.
 
+mod advice;
 mod dns;
 mod references;
 mod resolver;
@@ -25,6 +26,7 @@ pub(crate) fn check(options: &Options, root: &Node, cx: &mut Cx<'_>) {
     route::check(options, root, cx);
     server::check(options, root, cx);
     service::check(options, root, cx);
+    advice::check(options, root, cx);
 }
 
 /// Whether an outbound does nothing but dial.

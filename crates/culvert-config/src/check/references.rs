@@ -14,8 +14,7 @@ pub(crate) fn check(cx: &mut Cx<'_>) {
         let key = (definition.space, &*definition.tag);
         match known.get(&key).map(|&earlier| &definitions[earlier]) {
             Some(earlier) if definition.is_main && earlier.is_main => {
-                let message = format!("duplicate {} tag `{}`", definition.space.noun(), definition.tag);
-                cx.error(definition.place, message);
+                cx.error(definition.place, duplicate(definition, earlier));
             }
             Some(earlier) if earlier.is_main => {}
             _ => drop(known.insert(key, index)),
@@ -42,6 +41,16 @@ pub(crate) fn check(cx: &mut Cx<'_>) {
         }
     }
     check_cycles(&definitions, &edges, cx);
+}
+
+fn duplicate(definition: &Definition, earlier: &Definition) -> String {
+    let (noun, tag) = (definition.space.noun(), &definition.tag);
+    let unwritten = match (earlier.is_index, definition.is_index) {
+        (_, true) => "; this one has none, so its index in the list is its tag",
+        (true, false) => "; the earlier one has none, so its index in the list is its tag",
+        (false, false) => "",
+    };
+    format!("duplicate {noun} tag `{tag}`{unwritten}")
 }
 
 /// Whether an object needs what it refers to before it can start: outbounds need outbounds, DNS servers need DNS

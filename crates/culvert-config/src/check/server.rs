@@ -31,6 +31,7 @@ pub(super) fn check(options: &Options, root: &Node, cx: &mut Cx<'_>) {
     }
 }
 
-fn find<'f, 'a>(fields: &'f [Field<'a>], key: &str) -> Option<&'f Field<'a>> {
+/// The option of that key, if the object has one.
+pub(super) fn find<'f, 'a>(fields: &'f [Field<'a>], key: &str) -> Option<&'f Field<'a>> {
     fields.iter().find(|field| field.key == key)
 }

@@ -1,14 +1,22 @@
 //! Inbounds of old: sniffing and resolving, which are rule actions now, and the split addresses of TUN.
 
-use super::{list_mut, section_mut, tag_of, take, text, type_of};
+use super::{list_mut, section, section_mut, tag_of, take, text, type_of};
 use crate::diagnostics::Report;
 use crate::json::{Entry, Node, write_line};
 
 pub(super) fn migrate(root: &mut Node, report: &mut Report) {
     let mut rules = Vec::new();
+    let mut names = Names::of(root);
     for (index, inbound) in section_mut(root, "inbounds").iter_mut().enumerate() {
-        let tag = tag_of(inbound, index);
-        rules.extend(rules_of(inbound, &tag, report));
+        let own = tag_of(inbound, index);
+        let tag = if inbound.get("tag").is_some() { own } else { names.name(type_of(inbound), own) };
+        let moved = rules_of(inbound, &tag, report);
+        if !moved.is_empty() && inbound.get("tag").is_none() {
+            // Its place in the list is no name to last.
+            let place = inbound.place;
+            inbound.set("tag", text(tag, place));
+        }
+        rules.extend(moved);
         if type_of(inbound) == "tun" {
             join_tun_addresses(inbound, report);
         }
@@ -18,6 +26,46 @@ pub(super) fn migrate(root: &mut Node, report: &mut Report) {
     {
         list.splice(0..0, rules);
     }
+}
+
+/// Names for inbounds without a tag that rules are to speak of.
+struct Names {
+    taken: Vec<String>,
+    /// What rules call inbounds, also by their index.
+    meant: Vec<String>,
+}
+
+impl Names {
+    fn of(root: &Node) -> Self {
+        let taken = section(root, "inbounds").iter().flat_map(|inbound| inbound.texts("tag")).collect();
+        let mut meant = Vec::new();
+        for part in ["route", "dns"] {
+            let rules = root.get(part).map_or(&[][..], |part| section(part, "rules"));
+            rules.iter().for_each(|rule| collect_inbounds(rule, &mut meant));
+        }
+        Self { taken, meant }
+    }
+
+    /// `mixed-in`, say, or its index where that is what it is called already.
+    fn name(&mut self, kind: &str, index: String) -> String {
+        if self.meant.contains(&index) {
+            return index;
+        }
+        let mut name = format!("{kind}-in");
+        for number in 2.. {
+            if !self.taken.contains(&name) {
+                break;
+            }
+            name = format!("{kind}-in-{number}");
+        }
+        self.taken.push(name.clone());
+        name
+    }
+}
+
+fn collect_inbounds(rule: &Node, meant: &mut Vec<String>) {
+    meant.extend(rule.texts("inbound"));
+    section(rule, "rules").iter().for_each(|rule| collect_inbounds(rule, meant));
 }
 
 /// The fields of old, in the order in which they took effect.

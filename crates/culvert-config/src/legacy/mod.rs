@@ -180,15 +180,21 @@ mod tests {
                 "sniff_override_destination": true, "domain_strategy": "ipv4_only", "udp_disable_domain_unmapping": true},
                 {"type": "mixed", "sniff": true}],
                 "route": {"rules": [{"action": "reject"}]}}"#,
-            r#"{"inbounds": [{"type": "mixed", "tag": "m"}, {"type": "mixed"}],
+            r#"{"inbounds": [{"type": "mixed", "tag": "m"}, {"type": "mixed", "tag": "mixed-in"}],
                 "route": {"rules": [
                     {"inbound": "m", "action": "sniff", "timeout": "1s", "override_destination": true},
                     {"inbound": "m", "action": "resolve", "strategy": "ipv4_only"},
                     {"inbound": "m", "action": "route-options", "udp_disable_domain_unmapping": true},
-                    {"inbound": "1", "action": "sniff"},
+                    {"inbound": "mixed-in", "action": "sniff"},
                     {"action": "reject"}]}}"#,
         );
         assert_eq!(warnings.len(), 2, "{warnings:#?}");
+        // One that rules call by its index keeps that.
+        migrated(
+            r#"{"inbounds": [{"type": "mixed", "sniff": true}], "route": {"rules": [{"inbound": "0", "action": "reject"}]}}"#,
+            r#"{"inbounds": [{"type": "mixed", "tag": "0"}], "route": {"rules": [
+                {"inbound": "0", "action": "sniff"}, {"inbound": "0", "action": "reject"}]}}"#,
+        );
     }
 
     #[test]

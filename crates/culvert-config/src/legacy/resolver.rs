@@ -52,9 +52,11 @@ fn resolver_of(root: &mut Node, place: Place) -> Node {
 /// The tag of the DNS server that answers what no rule decides.
 fn default_server(root: &Node) -> Option<String> {
     let dns = root.get("dns")?;
-    dns.texts("final").into_iter().find(|tag| !tag.is_empty()).or_else(|| {
-        let mut servers = section(dns, "servers").iter().enumerate();
-        servers.find(|(_, server)| type_of(server) != "fakeip").map(|(index, server)| tag_of(server, index))
+    let servers = || section(dns, "servers").iter().enumerate();
+    let exists = |tag: &String| servers().any(|(index, server)| tag_of(server, index) == *tag);
+    dns.texts("final").into_iter().find(exists).or_else(|| {
+        let first = servers().find(|(_, server)| type_of(server) != "fakeip");
+        first.map(|(index, server)| tag_of(server, index))
     })
 }
 

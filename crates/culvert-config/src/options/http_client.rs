@@ -160,7 +160,13 @@ impl OptionValue for TaggedHttpClient {
         if self.tag.is_empty() {
             cx.error(place, "an HTTP client needs a `tag`");
         }
-        let definition = Definition { space: Space::HttpClient, tag: self.tag.clone(), place, is_main: true };
+        let definition = Definition {
+            space: Space::HttpClient,
+            tag: self.tag.clone(),
+            place,
+            is_index: false,
+            is_main: true,
+        };
         cx.within([definition], |cx| {
             let keys = Keys { elsewhere: &["tag"], unknown: UnknownKeys::Refuse, exact: Keys::ALL };
             table::decode_with(&mut self.options, keys, node, cx);

@@ -284,7 +284,13 @@ impl OptionValue for RuleSet {
         let definitions: Vec<Definition> = self
             .tags
             .iter()
-            .map(|tag| Definition { space: Space::RuleSet, tag: tag.clone(), place, is_main: true })
+            .map(|tag| Definition {
+                space: Space::RuleSet,
+                tag: tag.clone(),
+                place,
+                is_index: false,
+                is_main: true,
+            })
             .collect();
         cx.within(definitions, |cx| {
             let Some(kind) = kind else { return };

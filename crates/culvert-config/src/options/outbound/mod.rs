@@ -32,7 +32,8 @@ use tor::TorOutbound;
 use tuic::TuicOutbound;
 use vmess::{TrojanOutbound, VlessOutbound, VmessOutbound};
 
-use crate::table::kinds;
+use crate::json;
+use crate::table::{Kind, Tagged, kinds};
 
 kinds! {
     /// The types of outbound with their options.
@@ -81,5 +82,20 @@ kinds! {
         Ssh(SshOutbound) = "ssh",
         /// Tor.
         Tor(TorOutbound) = "tor",
+    }
+}
+
+impl Tagged<OutboundKind> {
+    /// The server that it connects to, as `name:port`, if it is of a type that has one.
+    #[must_use]
+    pub fn server(&self) -> Option<String> {
+        let mut fields = Vec::new();
+        self.kind.table().fields(&mut fields);
+        let given = |key| fields.iter().find(|field| field.key == key).filter(|field| !field.value.is_zero());
+        let name = given("server")?.value.encode();
+        let name = name.as_str()?;
+        let name = if name.contains(':') { format!("[{name}]") } else { name.to_owned() };
+        let port = given("server_port").map(|port| format!(":{}", json::write_line(&port.value.encode())));
+        Some(name + &port.unwrap_or_default())
     }
 }
