@@ -11,13 +11,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use culvert_wire::BufChain;
+use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
+use crate::answers::Answers;
 use crate::conn::{Prefixed, finish, write_chain};
 use crate::flow::Way;
 use crate::handshake::{Handshake, Handshakes, Limits};
 use crate::inbound::{ServeError, StreamServer};
 use crate::serving::Serving;
+use crate::sockets::Sockets;
 use crate::throttle::Throttle;
 use crate::waiting::{self, Waiting};
 use crate::{
@@ -136,9 +139,11 @@ struct Shared {
     serving: Arc<Serving>,
     /// Clients that could not be served.
     unserved: Throttle,
-    /// Most of all these together; each may take two descriptors and a pipe.
+    /// Most flows at once; a client that is served before it has one counts half, as it takes half the descriptors.
     limit: usize,
     failures: Throttle,
+    answers: OnceLock<Arc<Answers>>,
+    sockets: Arc<Sockets>,
 }
 
 /// Where inbounds hand their sessions over. Cheap to clone.
@@ -166,6 +171,8 @@ impl Dispatch {
             unserved: Throttle::new(Duration::from_secs(1)),
             limit,
             failures,
+            answers: OnceLock::new(),
+            sockets: Arc::default(),
         };
         Self { shared: Arc::new(shared), inject: None }
     }
@@ -173,6 +180,18 @@ impl Dispatch {
     /// Sets the router; only the first call counts.
     pub fn set_router(&self, router: Arc<dyn Router>) {
         let _ = self.shared.router.set(router);
+    }
+
+    /// Names the outbounds that have a server, each with the server's address: where it ends connections before it has said
+    /// a word, that is told. Only the first call counts.
+    pub fn watch_servers(&self, servers: impl IntoIterator<Item = (Tag, String)>) {
+        let _ = self.shared.answers.set(Arc::new(Answers::new(servers, Arc::clone(&self.shared.flows))));
+    }
+
+    /// The sockets that inbounds listen with.
+    #[must_use]
+    pub fn sockets(&self) -> &Arc<Sockets> {
+        &self.shared.sockets
     }
 
     /// The same dispatch, but streams go to `server` first.
@@ -209,12 +228,14 @@ impl Dispatch {
     #[must_use]
     pub fn is_full(&self) -> bool {
         let Shared { flows, serving, limit, .. } = &*self.shared;
-        flows.len() + serving.len() >= *limit
+        flows.len() + serving.len() / 2 >= *limit
     }
 
-    /// Lets go of a client that has said nothing for a while. Whether there was one.
+    /// Lets go of a client that has said nothing for a while, or where all have said who they are, of the connection on
+    /// which nothing has moved for longest. Whether there was one.
     pub fn make_room(&self) -> bool {
-        self.shared.handshakes.make_room() || self.shared.waiting.make_room()
+        let Shared { handshakes, waiting, flows, .. } = &*self.shared;
+        handshakes.make_room() || waiting.make_room() || flows.make_room()
     }
 
     /// Starts the task that routes, dials and relays. Returns at once.
@@ -230,10 +251,16 @@ impl Dispatch {
         let shared = Arc::clone(&self.shared);
         let task = tokio::spawn(async move {
             let Some(connected) = Box::pin(connect(&shared, incoming, ticket.flow())).await else { return };
+            let answers = shared.answers.get().cloned();
             drop(shared);
             let end = match connected {
                 Connected::Stream { client, upstream, early } => {
-                    relay::stream::Relay::new(client, upstream, early, ticket.flow()).await
+                    let mut relay = relay::stream::Relay::new(client, upstream, early, ticket.flow());
+                    let end = (&mut relay).await;
+                    if let Some(answers) = answers {
+                        answers.note(ticket.flow(), relay.silence());
+                    }
+                    end
                 }
                 Connected::Packets { client, upstream } => {
                     relay::packet::Relay::new(client, upstream, ticket.flow()).await
@@ -274,13 +301,14 @@ impl Dispatch {
     ///
     /// A server may serve for as long as the connection lasts, where that carries many; it gives the place up before.
     pub fn serve(&self, server: Arc<dyn StreamServer>, conn: BoxStream, session: Session) {
-        let handshake = self.handshakes().enter(session.source.ip());
+        let handshake = self.handshakes().enter_client(session.source, &session.inbound);
         let slot = handshake.slot();
         let dispatch = self.clone();
         let task = self.shared.serving.spawn(async move {
             let (id, inbound, source) = (session.id, session.inbound.clone(), session.source);
+            let since = Instant::now();
             if let Err(error) = server.serve(conn, session, handshake, &dispatch).await {
-                dispatch.report_unserved(&inbound, id, source, &error);
+                dispatch.log_unserved(&inbound, (id, Some(since)), source, &error);
             }
         });
         if let Some(task) = task {
@@ -293,12 +321,13 @@ impl Dispatch {
     where
         F: Future<Output = Result<(), ServeError>> + Send + 'static,
     {
-        let handshake = self.handshakes().enter(source.ip());
+        let handshake = self.handshakes().enter_client(source, inbound);
         let slot = handshake.slot();
         let (dispatch, inbound, serving) = (self.clone(), inbound.clone(), serve(handshake));
         let task = self.shared.serving.spawn(async move {
+            let since = Instant::now();
             if let Err(error) = serving.await {
-                dispatch.report_unserved(&inbound, SessionId::next(), source, &error);
+                dispatch.log_unserved(&inbound, (SessionId::next(), Some(since)), source, &error);
             }
         });
         if let Some(task) = task {
@@ -309,13 +338,22 @@ impl Dispatch {
     /// Logs that a client was not served: one line per second for those that an operator may want to know of, the rest only
     /// for those who debug.
     pub fn report_unserved(&self, inbound: &Tag, id: SessionId, source: SocketAddr, error: &ServeError) {
-        let (conn, chain) = (id.get(), Chain(error));
+        self.log_unserved(inbound, (id, None), source, error);
+    }
+
+    fn log_unserved(
+        &self,
+        inbound: &Tag,
+        (id, since): (SessionId, Option<Instant>),
+        source: SocketAddr,
+        error: &ServeError,
+    ) {
+        let (conn, age_ms) = (id.get(), since.map(|since| since.elapsed().as_millis() as u64));
+        let text = format!("inbound/{inbound}: client {source} not served: {}", Chain(error));
         match error.is_notable().then(|| self.shared.unserved.allow()).flatten() {
-            Some(0) => warn!(conn, "inbound/{inbound}: client {source} not served: {chain}"),
-            Some(more) => {
-                warn!(conn, "inbound/{inbound}: client {source} not served: {chain} ({more} more not shown)");
-            }
-            None => debug!(conn, "inbound/{inbound}: client {source} not served: {chain}"),
+            Some(0) => warn!(conn, age_ms, "{text}"),
+            Some(more) => warn!(conn, age_ms, "{text} ({more} more not shown)"),
+            None => debug!(conn, age_ms, "{text}"),
         }
     }
 
@@ -371,7 +409,7 @@ async fn connect(shared: &Shared, mut incoming: Incoming, flow: &Flow) -> Option
         age_ms = flow.age().as_millis() as u64,
         "inbound/{}: {}{} connection from {} to {} by outbound/{}",
         session.inbound,
-        session.user.as_deref().map(|user| format!("[{user}] ")).unwrap_or_default(),
+        bracketed(session),
         session.network,
         session.source,
         session.target,
@@ -387,14 +425,20 @@ async fn connect(shared: &Shared, mut incoming: Incoming, flow: &Flow) -> Option
     }
 }
 
+/// `[name] ` of the user, as sing-box writes it, if there is one.
+fn bracketed(session: &Session) -> String {
+    session.user.as_deref().map(|user| format!("[{user}] ")).unwrap_or_default()
+}
+
 /// Gets a session ready to be served here. `None` if the client has left.
 async fn serve(handler: Arc<dyn Handler>, mut incoming: Incoming, flow: &Flow) -> Option<Connected> {
     let session = &incoming.session;
     info!(
         conn = session.id.get(),
         age_ms = flow.age().as_millis() as u64,
-        "inbound/{}: {} connection from {} to {} served by {}",
+        "inbound/{}: {}{} connection from {} to {} served by {}",
         session.inbound,
+        bracketed(session),
         session.network,
         session.source,
         session.target,
@@ -494,8 +538,9 @@ fn log_failure(shared: &Shared, session: &Session, flow: &Flow, error: &DialErro
     let rejected = matches!(error, DialError::Rejected(_) | DialError::Dropped(_));
     let rule = flow.way().filter(|_| rejected).map(|way| format!(" ({})", way.rule)).unwrap_or_default();
     let text = format!(
-        "inbound/{}: {} connection from {} to {}: {}{rule}",
+        "inbound/{}: {}{} connection from {} to {}: {}{rule}",
         session.inbound,
+        bracketed(session),
         session.network,
         session.source,
         session.target,

@@ -204,6 +204,11 @@ impl Load {
 
 const SHARDS: usize = 16;
 
+/// Sweeps after which a flow counts as resting where others wait.
+const RESTING: u32 = (timeouts::IDLE_IN_A_CROWD.as_millis() / timeouts::SWEEP.as_millis()) as u32;
+/// Most of them that are ended at a time.
+const ROOM: usize = 8;
+
 /// All live flows.
 #[derive(Default)]
 pub struct Flows {
@@ -215,6 +220,8 @@ pub struct Flows {
     /// Bytes of the flows that have ended.
     ended_up: AtomicU64,
     ended_down: AtomicU64,
+    /// The sweep in which flows to end for others were last looked for.
+    looked: AtomicU32,
     /// Wakes the sweep when a first flow comes, so that an idle program has no timer running.
     woken: Notify,
     emptied: Notify,
@@ -291,6 +298,32 @@ impl Flows {
             down += flow.down();
         }
         (up, down)
+    }
+
+    /// Ends some of the flows on which nothing has moved for longest, if that is long enough: where the program carries all
+    /// it may, those are not to lock everybody else out. Looks at most once per sweep. Whether there were any.
+    pub fn make_room(&self) -> bool {
+        let now = self.clock.now();
+        if self.looked.swap(now, Ordering::Relaxed) == now {
+            return false;
+        }
+        let resting = |flow: &Arc<Flow>| {
+            let since = flow.active.load(Ordering::Relaxed);
+            let established = flow.idle_limit.load(Ordering::Relaxed) > 0;
+            (established && now.saturating_sub(since) > RESTING).then(|| (since, Arc::clone(flow)))
+        };
+        let mut resting: Vec<_> = self.list().iter().filter_map(resting).collect();
+        resting.sort_by_key(|(since, _)| *since);
+        resting.truncate(ROOM);
+        resting.iter().for_each(|(_, flow)| flow.close(EndReason::Idle));
+        if let Some((since, _)) = resting.first() {
+            tracing::warn!(
+                "connection limit reached: {} connections without a byte for up to {} s were closed",
+                resting.len(),
+                now.saturating_sub(*since)
+            );
+        }
+        !resting.is_empty()
     }
 
     /// Whether flows are still admitted.

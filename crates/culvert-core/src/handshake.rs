@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use crate::Tag;
 use crate::conn::{StreamConn, read_chain};
 use crate::inbound::ServeError;
 use crate::throttle::Throttle;
@@ -52,6 +53,9 @@ impl Default for Limits {
     }
 }
 
+/// So many handshakes from one network, where there is no room, are more than its real clients have at once.
+const SOME: usize = 4;
+
 /// So many handshakes at once leave enough memory behind for it to be given back.
 const CROWD: usize = 512;
 
@@ -79,6 +83,8 @@ impl From<IpAddr> for Prefix {
 
 struct Entry {
     prefix: Prefix,
+    /// The client and the inbound that serves it, for logs.
+    who: Option<(SocketAddr, Tag)>,
     since: Instant,
     task: Arc<OnceLock<AbortHandle>>,
 }
@@ -132,6 +138,15 @@ impl Handshakes {
     /// Enters a client. Where a limit is reached, the oldest one makes room.
     #[must_use]
     pub fn enter(self: &Arc<Self>, from: IpAddr) -> Handshake {
+        self.enter_as(from, None)
+    }
+
+    /// The same for a client of `inbound`, which is named where it is closed.
+    pub(crate) fn enter_client(self: &Arc<Self>, from: SocketAddr, inbound: &Tag) -> Handshake {
+        self.enter_as(from.ip(), Some((from, inbound.clone())))
+    }
+
+    fn enter_as(self: &Arc<Self>, from: IpAddr, who: Option<(SocketAddr, Tag)>) -> Handshake {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let prefix = Prefix::from(from);
         let task = Arc::new(OnceLock::new());
@@ -151,7 +166,7 @@ impl Handshakes {
         });
         let was_empty = table.all.is_empty();
         table.by_prefix.entry(prefix).or_default().insert(number);
-        table.all.insert(number, Entry { prefix, since: Instant::now(), task: Arc::clone(&task) });
+        table.all.insert(number, Entry { prefix, who, since: Instant::now(), task: Arc::clone(&task) });
         table.peak = table.peak.max(table.all.len());
         drop(table);
         if was_empty {
@@ -163,22 +178,28 @@ impl Handshakes {
         Handshake { slot: HandshakeSlot { number, task, handshakes: Arc::clone(self) } }
     }
 
-    /// Ends the oldest client if a real one would be through by now: where the program carries all it may, those who say
-    /// nothing are not to keep others waiting. Whether there was one.
+    /// Ends a client if a real one would be through by now: where the program carries all it may, those who say nothing are
+    /// not to keep others waiting. It is the oldest of the network that has most of them, where that is a crowd, else the
+    /// oldest of all. Whether there was one.
     pub fn make_room(&self) -> bool {
         let mut table = self.lock();
-        let Some((number, entry)) = table.all.first_key_value() else { return false };
+        let crowd = table.by_prefix.values().max_by_key(|same| same.len()).filter(|same| same.len() >= SOME);
+        let (oldest, patience) = match crowd {
+            Some(same) => (same.first(), timeouts::HANDSHAKE_OF_A_CROWD),
+            None => (table.all.keys().next(), timeouts::HANDSHAKE_IN_A_CROWD),
+        };
+        let Some(number) = oldest.copied() else { return false };
         // One whose task has no name yet has just come.
-        if entry.since.elapsed() < timeouts::HANDSHAKE_IN_A_CROWD || entry.task.get().is_none() {
+        let may_go = |entry: &Entry| entry.since.elapsed() >= patience && entry.task.get().is_some();
+        if !table.all.get(&number).is_some_and(may_go) {
             return false;
         }
-        let number = *number;
         let entry = table.remove(number);
         drop(table);
         if let Some(entry) = &entry {
             self.abort(
                 entry,
-                "connection limit reached; the client that took longest in its handshake was closed",
+                "closed, as it took longest in its handshake and there is no room for more connections",
             );
         }
         entry.is_some()
@@ -211,7 +232,7 @@ impl Handshakes {
             };
             tokio::time::sleep_until(oldest + self.limits.time).await;
             while let Some(entry) = self.pop_expired() {
-                self.abort(&entry, "client did not finish its handshake in time and was closed");
+                self.abort(&entry, "closed, as it did not finish its handshake in time");
             }
         }
     }
@@ -227,11 +248,13 @@ impl Handshakes {
         if let Some(task) = entry.task.get() {
             task.abort();
         }
-        match self.throttle.allow() {
-            Some(0) => tracing::info!(held_back = 0, "{why}"),
-            Some(more) => tracing::info!(held_back = more, "{why} ({more} more such lines held back)"),
-            None => {}
-        }
+        let Some(more) = self.throttle.allow() else { return };
+        let who = match &entry.who {
+            Some((source, inbound)) => format!("inbound/{inbound}: client {source}: "),
+            None => String::new(),
+        };
+        let others = if more > 0 { format!(" ({more} more such lines held back)") } else { String::new() };
+        tracing::info!(held_back = more, "{who}{why}{others}");
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

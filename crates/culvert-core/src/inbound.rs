@@ -8,6 +8,7 @@ use culvert_os::socket::SocketError;
 use culvert_wire::DecodeError;
 use thiserror::Error;
 
+use crate::sockets::Sockets;
 use crate::{BoxStream, Dispatch, Handshake, Session, Tag};
 
 /// An inbound of the config: opens its sockets, serves, closes them.
@@ -15,6 +16,21 @@ use crate::{BoxStream, Dispatch, Handshake, Session, Tag};
 pub trait Inbound: Send + Sync {
     /// Its type and tag.
     fn tag(&self) -> &Tag;
+
+    /// Opens the sockets ahead of [`Inbound::start`], which goes on with them: a reload finds out by this whether the new
+    /// inbounds can listen, while the old ones still serve. One whose sockets cannot be shared has nothing to do here.
+    ///
+    /// # Errors
+    /// Those of the sockets.
+    fn open(&self, _sockets: &Sockets) -> Result<(), StartError> {
+        Ok(())
+    }
+
+    /// Whether it cannot run beside the one that takes its place: it changes the system, or has a socket that cannot be
+    /// shared.
+    fn is_exclusive(&self) -> bool {
+        false
+    }
 
     /// Opens the sockets and begins to serve. Called once.
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError>;

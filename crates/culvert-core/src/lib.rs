@@ -13,6 +13,7 @@
 //! | [`packet`] | [`PacketConn`] and [`PacketBatch`]: datagrams, many at a time |
 //! | [`tcp`], [`udp`] | the two over kernel sockets |
 //! | [`inbound`], [`listener`] | what serves clients, and the listener that most inbounds share |
+//! | [`sockets`] | the sockets they listen with, for a reload to go on with |
 //! | [`outbound`], [`dialer`] | what dials, and the dialer that most outbounds share |
 //! | [`dispatch`] | the hand-over from inbound to outbound |
 //! | [`flow`] | the table of live flows: counters, idle limits, closing |
@@ -24,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 pub mod chain;
 pub mod conn;
 pub mod crowd;
@@ -40,6 +42,7 @@ pub mod relay;
 pub mod resolve;
 mod serving;
 pub mod session;
+pub mod sockets;
 pub mod tcp;
 pub mod throttle;
 pub mod timeouts;

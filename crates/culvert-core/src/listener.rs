@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use culvert_os::socket::{TcpListen, tcp_listener};
+use culvert_os::socket::TcpListen;
 use culvert_wire::{Host, Target};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
+use crate::sockets::Sockets;
 use crate::throttle::Throttle;
 use crate::{Dispatch, Inbound, Network, Session, SessionId, StartError, StreamServer, Tag, TcpConn};
 
@@ -38,6 +39,15 @@ impl StreamInbound {
     pub fn new(tag: Tag, address: SocketAddr, options: TcpListen, server: Arc<dyn StreamServer>) -> Self {
         Self { tag, address, options, server, running: Mutex::new(None) }
     }
+
+    /// [`Inbound::open`], which says where it will listen.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_at(&self, sockets: &Sockets) -> Result<SocketAddr, StartError> {
+        let opened = sockets.open_tcp(&self.options, self.address);
+        opened.map_err(|source| StartError::Listen { tag: self.tag.clone(), source })
+    }
 }
 
 #[async_trait]
@@ -46,8 +56,14 @@ impl Inbound for StreamInbound {
         &self.tag
     }
 
+    fn open(&self, sockets: &Sockets) -> Result<(), StartError> {
+        self.open_at(sockets).map(drop)
+    }
+
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
-        let listener = tcp_listener(&self.options, self.address)
+        let listener = dispatch
+            .sockets()
+            .tcp(&self.options, self.address)
             .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
         let failed = |source| StartError::Io { tag: self.tag.clone(), phase: "listen", source };
         let listener = TcpListener::from_std(listener).map_err(failed)?;

@@ -7,6 +7,10 @@ use std::time::Duration;
 pub const HANDSHAKE: Duration = Duration::from_secs(15);
 /// The same while the program carries all the connections it may and others wait.
 pub const HANDSHAKE_IN_A_CROWD: Duration = Duration::from_secs(1);
+/// The same where a client's network has many others in the handshake as well.
+pub const HANDSHAKE_OF_A_CROWD: Duration = Duration::from_millis(100);
+/// How long a flow may rest while the program carries all the connections it may and others wait.
+pub const IDLE_IN_A_CROWD: Duration = Duration::from_secs(60);
 /// `connect_timeout` of the dial fields: one TCP connect, all addresses of the name together.
 pub const CONNECT: Duration = Duration::from_secs(5);
 /// An outbound's own handshake (SOCKS, HTTP CONNECT, …) after the connect.

@@ -45,6 +45,10 @@ struct Table {
 }
 
 impl Table {
+    fn oldest_of(&self, client: IpAddr) -> Option<u64> {
+        self.all.iter().find(|(_, waiter)| waiter.client == client).map(|(number, _)| *number)
+    }
+
     fn remove(&mut self, number: u64) -> Option<Waiter> {
         let waiter = self.all.remove(&number)?;
         if let Some(count) = self.by_client.get_mut(&waiter.client) {
@@ -103,9 +107,12 @@ impl Waiting {
         let mut table = self.lock();
         let many = table.by_client.get(&client).is_some_and(|count| *count >= self.limits.per_client);
         let oldest = if many {
-            table.all.iter().find(|(_, waiter)| waiter.client == client).map(|(number, _)| *number)
+            table.oldest_of(client)
         } else if table.all.len() >= self.limits.total {
-            table.all.keys().next().copied()
+            // Not simply the oldest: a client that opens many is not to push out those of others.
+            let most = table.by_client.values().max().copied();
+            let is_of_many = |waiter: &Waiter| table.by_client.get(&waiter.client).copied() == most;
+            table.all.iter().find(|(_, waiter)| is_of_many(waiter)).map(|(number, _)| *number)
         } else {
             None
         };
@@ -167,7 +174,8 @@ mod tests {
         assert!(gone[..16].iter().all(|gone| *gone), "the oldest ones went");
         let mut more: Vec<_> =
             (10..30).map(|last| waiting.enter(IpAddr::from([198, 51, 100, last]))).collect();
-        assert!(is_evicted(&mut good), "over all, the oldest goes");
+        assert!(crowd.iter_mut().skip(17).all(is_evicted), "those of the client with many go first");
+        assert!(is_evicted(&mut good), "among equals, the oldest goes");
         assert!(more[14..].iter_mut().all(|place| !is_evicted(place)));
         drop((good, crowd, more));
         let table = waiting.lock();

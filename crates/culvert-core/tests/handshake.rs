@@ -52,6 +52,41 @@ async fn the_total_is_bounded() {
     assert!(handshakes.is_empty());
 }
 
+/// At the limit of the program those who may be real have a second, and a crowd of one network a tenth of that.
+#[tokio::test(start_paused = true)]
+async fn where_there_is_no_room_a_crowd_goes_first() {
+    let dispatch = Dispatch::new(Flows::new(), Handshakes::new(limits(100, 100)), 10);
+    let server: Arc<dyn StreamServer> = Arc::new(Patient);
+    let connect = |text: &str| {
+        let source = SocketAddr::new(ip(text), 1);
+        let session = Session {
+            id: SessionId::next(),
+            network: Network::Tcp,
+            inbound: Tag::new("socks", "in"),
+            user: None,
+            source,
+            target: source.into(),
+            sniffed: None,
+            alpn: None,
+        };
+        let (client, conn) = tokio::io::duplex(1);
+        dispatch.serve(Arc::clone(&server), Box::new(conn), session);
+        client
+    };
+    let mut real = connect("198.51.100.1");
+    assert!(!dispatch.make_room(), "it has just come");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!dispatch.make_room(), "it may be slow");
+    let mut crowd: Vec<_> = (1..=4).map(|host| connect(&format!("192.0.2.{host}"))).collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(dispatch.make_room());
+    assert_eq!(crowd[0].read(&mut [0]).await.unwrap(), 0, "the oldest of the crowd is closed");
+    assert!(!dispatch.make_room(), "what is left is none");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(dispatch.make_room());
+    assert_eq!(real.read(&mut [0]).await.unwrap(), 0, "now it is the oldest of all");
+}
+
 #[tokio::test(start_paused = true)]
 async fn slow_ones_leave_the_table_after_their_time() {
     let handshakes = Handshakes::new(limits(10, 10));

@@ -58,6 +58,16 @@ const WORTH_IT: usize = 64 * 1024;
 /// Capacity of all open pipes of this process, pooled ones included.
 static TOTAL: AtomicUsize = AtomicUsize::new(0);
 
+/// Open pipes of this process, pooled ones included, and most of them; see [`limit`].
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Lets this process have at most so many pipes, of two descriptors each: where descriptors are few, connections need
+/// them more.
+pub fn limit(pipes: usize) {
+    LIMIT.store(pipes, Relaxed);
+}
+
 /// Empty pipes that a thread keeps, at most.
 const POOL: usize = 16;
 
@@ -112,8 +122,8 @@ impl Pipe {
     /// Takes an empty pipe from the pool of this thread, or makes one (two system calls).
     ///
     /// # Errors
-    /// [`io::ErrorKind::QuotaExceeded`] when the kernel grants less than 64 KiB, and the system's when no descriptors are
-    /// left: copy instead.
+    /// [`io::ErrorKind::QuotaExceeded`] when the kernel grants less than 64 KiB or there are as many as may be ([`limit`]),
+    /// and the system's when no descriptors are left: copy instead.
     pub fn take() -> io::Result<Self> {
         let pooled = MINE.try_with(|mine| lock(&mine.0).pop()).ok().flatten();
         let ends = pooled.map_or_else(Ends::new, Ok)?;
@@ -156,6 +166,9 @@ impl Drop for Pipe {
 
 impl Ends {
     fn new() -> io::Result<Self> {
+        if OPEN.load(Relaxed) >= LIMIT.load(Relaxed) {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
         let (read, write) = sys::pipe()?;
         let sizes = if TOTAL.load(Relaxed) < LARGE_TOTAL { &[LARGE, SMALL][..] } else { &[SMALL] };
         let granted = sizes.iter().find_map(|size| sys::set_pipe_size(write.as_fd(), *size).ok());
@@ -167,6 +180,7 @@ impl Ends {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         TOTAL.fetch_add(capacity, Relaxed);
+        OPEN.fetch_add(1, Relaxed);
         Ok(Self { read, write, capacity })
     }
 }
@@ -174,6 +188,7 @@ impl Ends {
 impl Drop for Ends {
     fn drop(&mut self) {
         TOTAL.fetch_sub(self.capacity, Relaxed);
+        OPEN.fetch_sub(1, Relaxed);
     }
 }
 

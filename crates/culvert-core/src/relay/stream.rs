@@ -23,6 +23,7 @@ use tokio::io::{AsyncWrite, Interest};
 use tokio::net::TcpStream;
 
 use super::lane::{self, Lane};
+use crate::answers::Silence;
 use crate::conn::{BoxStream, Half};
 use crate::flow::{EndReason, Flow};
 use crate::{TcpConn, timeouts};
@@ -46,6 +47,7 @@ pub struct Relay<'a> {
     state: State,
     flow: &'a Arc<Flow>,
     half_closed: bool,
+    silence: Option<Silence>,
 }
 
 #[expect(
@@ -85,7 +87,13 @@ impl<'a> Relay<'a> {
         let up = Direction { held: early, unflushed: true, ..Direction::default() };
         // Whoever wrote the reply or the header may have left it in a layer's buffer.
         let down = Direction { unflushed: true, ..Direction::default() };
-        Self { state: State::Here(Ends { client, upstream, up, down }), flow, half_closed: false }
+        let state = State::Here(Ends { client, upstream, up, down });
+        Self { state, flow, half_closed: false, silence: None }
+    }
+
+    /// Once it is over: how the upstream ended it, if it did so before the client and without a byte.
+    pub(crate) fn silence(&self) -> Option<&Silence> {
+        self.silence.as_ref()
     }
 }
 
@@ -93,14 +101,22 @@ impl Future for Relay<'_> {
     type Output = EndReason;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<EndReason> {
-        let Self { state, flow, half_closed } = &mut *self;
+        let Self { state, flow, half_closed, silence } = &mut *self;
         let end = loop {
             match state {
                 State::Here(ends) => {
-                    match ends.poll(cx, flow) {
+                    let (going_up, going_down) = ends.poll(cx, flow);
+                    if silence.is_none() && ends.is_silent(&going_down) {
+                        *silence = Some(None);
+                    }
+                    match (going_up, going_down) {
                         (Poll::Ready(Err(error)), _) | (_, Poll::Ready(Err(error))) => {
                             ends.abort();
-                            break broke_off(flow, &error);
+                            let end = broke_off(flow, &error);
+                            if let Some(reason) = silence {
+                                *reason = Some(error);
+                            }
+                            break end;
                         }
                         (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => break EndReason::Finished,
                         (Poll::Pending, Poll::Pending) => {}
@@ -149,6 +165,12 @@ impl Ends {
         let going_up = up.poll(cx, client, upstream, |bytes| flow.count_up(bytes));
         let going_down = down.poll(cx, upstream, client, |bytes| flow.count_down(bytes));
         (going_up, going_down)
+    }
+
+    /// Whether the upstream is the first to end, and has said nothing.
+    fn is_silent(&self, going_down: &Poll<io::Result<()>>) -> bool {
+        let has_ended = self.down.phase != Phase::Moving || matches!(going_down, Poll::Ready(Err(_)));
+        has_ended && self.down.moved == 0 && self.up.phase == Phase::Moving
     }
 
     fn abort(&mut self) {
@@ -430,7 +452,8 @@ mod tests {
         };
         let ticket = crate::Flows::new().open(session);
         let lane = Lane::start(ends.leave().unwrap(), Arc::clone(ticket.flow()), place);
-        let relay = Relay { state: State::Away(lane), flow: ticket.flow(), half_closed: false };
+        let relay =
+            Relay { state: State::Away(lane), flow: ticket.flow(), half_closed: false, silence: None };
         let peers = async {
             // Nothing moves, so it comes back; the exchange runs while it is away or after.
             for _ in 0..5 {
