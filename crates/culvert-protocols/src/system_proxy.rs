@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use culvert_core::sockets::Sockets;
 use culvert_core::{Dispatch, Inbound, StartError, StreamServer, Tag};
 use tracing::{info, warn};
 
@@ -31,6 +32,14 @@ impl<I: Inbound> SystemProxy<I> {
 impl<I: Inbound> Inbound for SystemProxy<I> {
     fn tag(&self) -> &Tag {
         self.inbound.tag()
+    }
+
+    fn open(&self, sockets: &Sockets) -> Result<(), StartError> {
+        self.inbound.open(sockets)
+    }
+
+    fn is_exclusive(&self) -> bool {
+        true
     }
 
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {

@@ -7,13 +7,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use culvert_core::listener::StreamInbound;
 use culvert_core::packet::{PacketBatch, PacketConn};
+use culvert_core::sockets::Sockets;
 use culvert_core::throttle::Throttle;
 use culvert_core::udp::{Associations, ClientPackets};
 use culvert_core::{
     BoxStream, Dispatch, Handshake, Inbound, Incoming, Io, Network, ServeError, Session, SessionId,
     StartError, StreamServer, Tag, UdpConn,
 };
-use culvert_os::socket::{UdpOptions, udp_socket};
+use culvert_os::socket::UdpOptions;
 use culvert_wire::{BufChain, Host, Room, Target};
 use tokio::net::UdpSocket;
 use tracing::{info, warn};
@@ -64,6 +65,12 @@ impl Listener {
 impl Inbound for Listener {
     fn tag(&self) -> &Tag {
         &self.tag
+    }
+
+    fn open(&self, sockets: &Sockets) -> Result<(), StartError> {
+        let streams = self.streams.as_ref().map(|streams| streams.open_at(sockets)).transpose()?;
+        let port = streams.map(|address| address.port());
+        self.packets.as_ref().map_or(Ok(()), |packets| packets.open(sockets, port))
     }
 
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
@@ -136,11 +143,23 @@ struct PacketListener {
 }
 
 impl PacketListener {
+    /// Opens the socket ahead of the start.
+    fn open(&self, sockets: &Sockets, port: Option<u16>) -> Result<(), StartError> {
+        let opened = sockets.open_udp(&self.options, self.address(port));
+        opened.map_err(|source| StartError::Listen { tag: self.tag.clone(), source })
+    }
+
     /// Where a free port was asked for, both halves of the inbound have the same: `port`, if the other has one already.
+    fn address(&self, port: Option<u16>) -> SocketAddr {
+        SocketAddr::new(self.address.ip(), port.unwrap_or(self.address.port()))
+    }
+
+    /// Begins to serve; `port` as for the socket.
     fn start(&self, dispatch: &Dispatch, port: Option<u16>) -> Result<(), StartError> {
-        let mut address = self.address;
-        address.set_port(port.unwrap_or(address.port()));
-        let socket = udp_socket(&self.options, address)
+        let address = self.address(port);
+        let socket = dispatch
+            .sockets()
+            .udp(&self.options, address)
             .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
         let failed = |source| StartError::Io { tag: self.tag.clone(), phase: "listen for packets", source };
         let socket = UdpSocket::from_std(socket).map_err(failed)?;

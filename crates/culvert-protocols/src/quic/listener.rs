@@ -37,6 +37,12 @@ impl<S: Service> Inbound for Listener<S> {
         &self.tag
     }
 
+    /// The system spreads clients over all sockets of a port, also over those of another server, which knows none of the
+    /// connections of this one.
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
         let (links, local) = server_links(&self.tag, &self.listen)?;
         let links = links.into_iter().map(|link| match &self.disguise {

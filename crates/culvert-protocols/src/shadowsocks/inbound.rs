@@ -6,6 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use culvert_core::inbound::ManagedUsers;
 use culvert_core::listener::StreamInbound;
+use culvert_core::sockets::Sockets;
 use culvert_core::{Dispatch, Inbound, StartError, StreamServer, Tag};
 
 use super::server_packets::PacketListener;
@@ -24,6 +25,12 @@ pub(super) struct Listener {
 impl Inbound for Listener {
     fn tag(&self) -> &Tag {
         &self.tag
+    }
+
+    fn open(&self, sockets: &Sockets) -> Result<(), StartError> {
+        let streams = self.streams.as_ref().map(|streams| streams.open_at(sockets)).transpose()?;
+        let port = streams.map(|address| address.port());
+        self.packets.as_ref().map_or(Ok(()), |packets| packets.open(sockets, port))
     }
 
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {

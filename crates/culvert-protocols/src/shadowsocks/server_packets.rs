@@ -14,10 +14,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use culvert_core::packet::{Packet, PacketBatch, PacketConn};
+use culvert_core::sockets::Sockets;
 use culvert_core::throttle::Throttle;
 use culvert_core::udp::{Associations, PacketQueue};
 use culvert_core::{Dispatch, Incoming, Io, Network, Session, SessionId, StartError, Tag, UdpConn};
-use culvert_os::socket::{UdpOptions, udp_socket};
+use culvert_os::socket::UdpOptions;
 use culvert_wire::{BufChain, DecodeError, Room, Target};
 use tokio::net::UdpSocket;
 use tokio::time::Instant;
@@ -66,11 +67,23 @@ pub(super) enum Service {
 }
 
 impl PacketListener {
+    /// Opens the socket ahead of the start.
+    pub(super) fn open(&self, sockets: &Sockets, port: Option<u16>) -> Result<(), StartError> {
+        let opened = sockets.open_udp(&self.options, self.address(port));
+        opened.map_err(|source| StartError::Listen { tag: self.tag.clone(), source })
+    }
+
     /// Where a free port was asked for, both halves of the inbound have the same: `port`, if the other has one already.
+    fn address(&self, port: Option<u16>) -> SocketAddr {
+        SocketAddr::new(self.address.ip(), port.unwrap_or(self.address.port()))
+    }
+
+    /// Begins to serve; `port` as for the socket.
     pub(super) fn start(&self, dispatch: &Dispatch, port: Option<u16>) -> Result<(), StartError> {
-        let mut address = self.address;
-        address.set_port(port.unwrap_or(address.port()));
-        let socket = udp_socket(&self.options, address)
+        let address = self.address(port);
+        let socket = dispatch
+            .sockets()
+            .udp(&self.options, address)
             .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
         let failed = |source| StartError::Io { tag: self.tag.clone(), phase: "listen for packets", source };
         let socket = UdpSocket::from_std(socket).map_err(failed)?;

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use culvert_config::options::nat::{NatBehavior, NatOptions};
 use culvert_core::listener::StreamInbound;
 use culvert_core::packet::{Packet, PacketBatch, PacketConn};
+use culvert_core::sockets::Sockets;
 use culvert_core::throttle::Throttle;
 use culvert_core::udp::{Associations, PacketQueue};
 use culvert_core::{
@@ -45,6 +46,12 @@ pub(super) struct Both {
 impl Inbound for Both {
     fn tag(&self) -> &Tag {
         &self.tag
+    }
+
+    fn open(&self, sockets: &Sockets) -> Result<(), StartError> {
+        let streams = self.streams.as_ref().map(|streams| streams.open_at(sockets)).transpose()?;
+        let port = streams.map(|address| address.port());
+        self.packets.as_ref().map_or(Ok(()), |packets| packets.open(sockets, port))
     }
 
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
@@ -103,10 +110,23 @@ impl PacketListener {
         }
     }
 
+    /// Opens the socket ahead of the start.
+    fn open(&self, sockets: &Sockets, port: Option<u16>) -> Result<(), StartError> {
+        let opened = sockets.open_udp(&self.options, self.address(port));
+        opened.map_err(|source| StartError::Listen { tag: self.tag.clone(), source })
+    }
+
+    /// Where a free port was asked for, both halves of the inbound have the same: `port`, if the other has one already.
+    fn address(&self, port: Option<u16>) -> SocketAddr {
+        SocketAddr::new(self.address.ip(), port.unwrap_or(self.address.port()))
+    }
+
+    /// Begins to serve; `port` as for the socket.
     fn start(&self, dispatch: &Dispatch, port: Option<u16>) -> Result<(), StartError> {
-        let mut address = self.address;
-        address.set_port(port.unwrap_or(address.port()));
-        let socket = udp_socket(&self.options, address)
+        let address = self.address(port);
+        let socket = dispatch
+            .sockets()
+            .udp(&self.options, address)
             .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
         let failed = |source| StartError::Io { tag: self.tag.clone(), phase: "listen for packets", source };
         enable_original_destination(socket.as_fd(), address.is_ipv6()).map_err(failed)?;

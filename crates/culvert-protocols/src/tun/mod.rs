@@ -165,6 +165,10 @@ impl Inbound for TunListener {
         &self.tag
     }
 
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
         let failed = |phase| move |source| StartError::Io { tag: self.tag.clone(), phase, source };
         let tun = self.device.open().map_err(io::Error::other).map_err(failed("start"))?;

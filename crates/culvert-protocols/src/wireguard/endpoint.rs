@@ -159,6 +159,10 @@ impl Inbound for Endpoint {
         &self.parts.tag
     }
 
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
         let Parts { tag, dialer, settings, names, mtu, .. } = &self.parts;
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
