@@ -16,8 +16,8 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::body::{Body, Framer};
+use super::failure;
 use super::head::{EndOfHead, MAX_HEAD, Response, Version};
-use super::status_only;
 
 /// How an exchange has ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -88,7 +88,8 @@ struct Down {
 impl Down {
     /// Answers in the place of an origin that has not.
     fn fail(&mut self) {
-        self.out = BufChain::copied(status_only(Version::V11, "502 Bad Gateway", false).as_bytes());
+        let answer = failure(Version::V11, "502 Bad Gateway", "the destination ended before it had answered");
+        self.out = BufChain::copied(answer.as_bytes());
         self.stage = Stage::Body(Framer::new(Body::Empty));
         self.keep_alive = false;
     }

@@ -9,6 +9,10 @@
 //! and in their letters. What two readers could understand in two ways is refused: several lengths, a length with
 //! chunks, several hosts, folded lines, bare line feeds within them.
 //!
+//! Lines may end in a line feed alone (RFC 9112 section 2.2); they go on with both bytes, so that the next reader has
+//! nothing to guess. A target with a user's name in it (`http://me:secret@host/`) is refused, as RFC 9110 section 4.2.4
+//! wants it: clients put that into a header.
+//!
 //! A `Host` that differs from the target passes: sing-box lets it, and a tunnel would too.
 //!
 //! Sources: RFC 9110 and 9112 (proxies: sections 7 and 3.2); sing-box 1.14.4 for what keeps a connection alive.

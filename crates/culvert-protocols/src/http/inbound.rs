@@ -18,7 +18,7 @@ use culvert_wire::{BufChain, DecodeError, Reader};
 use super::body::Body;
 use super::exchange::{Asked, Exchange, Outcome};
 use super::head::{Ask, EndOfHead, MAX_HEAD, Request, Version};
-use super::status_only;
+use super::{failure, status_only};
 use crate::handshake;
 use crate::onward::Onward;
 use crate::users::Users;
@@ -248,7 +248,9 @@ fn reply(version: Version, outcome: &DialOutcome<'_>, out: &mut Vec<u8>) {
         DialOutcome::Connected(_) => {
             out.extend(format!("{version} 200 Connection established\r\n\r\n").bytes());
         }
-        DialOutcome::Failed(error) => out.extend(status_only(version, failure_status(error), false).bytes()),
+        DialOutcome::Failed(error) => {
+            out.extend(failure(version, failure_status(error), failure_reason(error)).bytes());
+        }
     }
 }
 
@@ -259,7 +261,21 @@ fn reply_forwarded(outcome: &DialOutcome<'_>, out: &mut Vec<u8>) {
             io::ErrorKind::TimedOut => "504 Gateway Timeout",
             _ => "502 Bad Gateway",
         };
-        out.extend(status_only(Version::V11, status, false).bytes());
+        out.extend(failure(Version::V11, status, failure_reason(error)).bytes());
+    }
+}
+
+/// In words that tell nothing of the way on.
+fn failure_reason(error: &DialError) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "a rule of this proxy refuses the destination",
+        io::ErrorKind::TimedOut => "the destination did not answer in time",
+        io::ErrorKind::ConnectionRefused => "the destination refuses connections",
+        io::ErrorKind::NotFound => "the destination's name has no address",
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            "there is no way to the destination"
+        }
+        _ => "this proxy could not connect to the destination",
     }
 }
 

@@ -97,3 +97,13 @@ fn status_only(version: Version, status: &str, keep_alive: bool) -> String {
     let close = if keep_alive { "" } else { "Connection: close\r\n" };
     format!("{version} {status}\r\nContent-Length: 0\r\n{close}\r\n")
 }
+
+/// The answer in the place of an origin that could not be asked, with a sentence for whoever looks at it.
+fn failure(version: Version, status: &str, reason: &str) -> String {
+    let text = format!("{status}: {reason}\n");
+    let kind = "Content-Type: text/plain; charset=utf-8";
+    format!(
+        "{version} {status}\r\n{kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}",
+        text.len()
+    )
+}

@@ -123,6 +123,8 @@ pub(super) struct Parser {
     ping: Option<Box<[u8]>>,
     /// The peer has said that nothing more comes, and why.
     closed: Option<Option<u16>>,
+    /// Whether plain frames are refused: clients mask all of theirs (RFC 6455 section 5.1).
+    wants_masks: bool,
     /// We have said that nothing more comes, and the next word of that kind may be no more than the answer to it.
     answer: Answer,
 }
@@ -209,6 +211,11 @@ impl Partial {
 }
 
 impl Parser {
+    /// For the frames of a client.
+    pub(super) fn of_server() -> Self {
+        Self { wants_masks: true, ..Self::default() }
+    }
+
     /// Whether the peer has ended the stream.
     pub(super) fn has_ended(&self) -> bool {
         self.closed.is_some()
@@ -295,6 +302,9 @@ impl Parser {
         let (fin, opcode, length) = (first & FIN != 0, first & 0xf, head.length());
         if first & RESERVED != 0 {
             return Err(DecodeError::Invalid("WebSocket frame: an extension that was not agreed on"));
+        }
+        if self.wants_masks && head.key().is_none() {
+            return Err(DecodeError::Invalid("WebSocket frame: not masked"));
         }
         if length >> 63 != 0 {
             return Err(DecodeError::Invalid("WebSocket frame: length"));
@@ -442,6 +452,9 @@ mod tests {
         ] {
             assert!(parsed(bytes).is_err(), "{bytes:x?}");
         }
+        let mut server = Parser::of_server();
+        assert!(server.take(&mut Buf::copied(&framed(b"masked", Some(KEY)))).is_ok());
+        assert!(server.take(&mut Buf::copied(&framed(b"plain", None))).is_err());
         // A length that will never come costs nothing.
         assert!(parsed(&[0x82, 127, 0x7f, 255, 255, 255, 255, 255, 255, 255, 1, 2]).unwrap().0 == [1, 2]);
     }

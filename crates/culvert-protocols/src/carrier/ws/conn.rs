@@ -44,7 +44,11 @@ pub(super) struct WsConn {
 impl WsConn {
     /// `held` was read from `lower` behind the request or the response, `plain` came with it.
     pub(super) fn new(lower: BoxStream, side: Side, held: BufChain, plain: BufChain) -> Self {
-        let (parser, out) = (Parser::default(), BufChain::new());
+        let parser = match side {
+            Side::Client => Parser::default(),
+            Side::Server => Parser::of_server(),
+        };
+        let out = BufChain::new();
         Self { lower, side, parser, held, plain, out, closed: false, shut: false }
     }
 
