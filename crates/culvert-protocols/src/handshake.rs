@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io;
 
 use culvert_core::{BoxStream, DialError, Half, ServeError, StreamConn, timeouts};
+use culvert_wire::BufChain;
 use tokio::io::AsyncWriteExt;
 
 /// Writes `message` so that it leaves at once.
@@ -64,5 +65,30 @@ impl EndOfHead {
         let rest = bytes.get(from..).unwrap_or_default();
         let ends = |at: usize| matches!(&rest[at..], [b'\n', b'\n', ..] | [b'\n', b'\r', b'\n', ..]);
         rest.iter().enumerate().any(|(at, byte)| *byte == b'\n' && ends(at))
+    }
+}
+
+/// What first bytes that are not the protocol look like, where that is something people mix up.
+pub(crate) fn foreign(first: &[u8]) -> Option<&'static str> {
+    const METHODS: [&[u8]; 5] = [b"GET ", b"POST ", b"PUT ", b"CONNECT ", b"PRI * HTTP"];
+    match first {
+        // A record of a handshake, with a ClientHello in it.
+        [0x16, 3, _, _, _, 1, ..] => Some("another protocol: a TLS hello (has this inbound no `tls`?)"),
+        _ if METHODS.iter().any(|method| first.starts_with(method)) => {
+            Some("another protocol: an HTTP request (has this inbound no `transport`?)")
+        }
+        _ => None,
+    }
+}
+
+/// [`foreign`] of what was read, or else `error`.
+pub(crate) fn foreign_or(read: &BufChain, error: ServeError) -> ServeError {
+    let mut first = [0; 16];
+    let count = read.peek(&mut first);
+    match error {
+        ServeError::Invalid(_) | ServeError::Denied(_) => {
+            foreign(&first[..count]).map_or(error, ServeError::Denied)
+        }
+        other => other,
     }
 }

@@ -68,6 +68,7 @@ mod running;
 pub mod shadowsocks;
 pub mod shadowtls;
 pub mod socks;
+mod stranger;
 mod system_proxy;
 pub mod table;
 #[cfg(test)]

@@ -19,8 +19,9 @@ use super::codec::{KEY_LEN, key};
 use super::padding::{DEFAULT, Scheme};
 use super::session::{Driver, FAILED, Fault, OPENED};
 use crate::BuildError;
-use crate::handshake::turn_away;
+use crate::handshake::{foreign_or, turn_away};
 use crate::onward::Onward;
+use crate::stranger::Stranger;
 use crate::users::{KeyedUsers, Known};
 
 /// Serves AnyTLS.
@@ -71,19 +72,22 @@ impl AnyTlsServer {
 impl StreamServer for AnyTlsServer {
     async fn serve(
         &self,
-        mut conn: BoxStream,
+        conn: BoxStream,
         mut session: Session,
         handshake: Handshake,
         dispatch: &Dispatch,
     ) -> Result<(), ServeError> {
         let mut early = BufChain::new();
-        let known = match self.authenticate(&mut conn, &mut early).await {
+        let mut stranger = Stranger::outside_tls(conn);
+        let conn = stranger.conn()?;
+        let known = match self.authenticate(conn, &mut early).await {
             Ok(known) => known,
             Err(error) => {
-                turn_away(&mut conn).await;
-                return Err(error);
+                turn_away(conn).await;
+                return Err(foreign_or(&early, error));
             }
         };
+        let conn = stranger.known()?;
         drop(handshake);
         session.user = known.name;
         let _counts = culvert_core::crowd::Member::default();

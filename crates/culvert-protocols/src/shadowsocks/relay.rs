@@ -10,7 +10,8 @@ use culvert_wire::{Buf, BufChain, Target};
 use super::cipher::{BLOCK, Blocks};
 use super::codec::open_identity;
 use super::key::Secret;
-use super::server::{Stranger, read_more};
+use super::server::read_more;
+use crate::stranger::Stranger;
 
 /// A server that a relay passes connections on to.
 pub(super) struct Destination {
@@ -73,7 +74,7 @@ impl StreamServer for Relay {
         handshake: Handshake,
         dispatch: &Dispatch,
     ) -> Result<(), ServeError> {
-        let mut stranger = Stranger(Some(conn));
+        let mut stranger = Stranger::new(conn);
         let mut early = read_more(stranger.conn()?).await?;
         let destination = self.read(&mut early)?;
         let conn = stranger.known()?;

@@ -27,6 +27,11 @@ pub(super) struct Salts {
 }
 
 impl Salts {
+    /// Whether a salt is new.
+    pub(super) fn is_new(&self, salt: &[u8]) -> bool {
+        salt.first_chunk().is_some_and(|salt| !self.slots.iter().any(|(_, set)| set.contains(salt)))
+    }
+
     /// Adds the salt of a stream whose header has this time, which is timely. Whether it is new.
     pub(super) fn insert(&mut self, salt: &[u8], time: u64, now: u64) -> bool {
         while self.slots.front().is_some_and(|(slot, _)| *slot < now / SLOT) {
@@ -58,6 +63,11 @@ pub(super) struct RecentSalts {
 }
 
 impl RecentSalts {
+    /// Whether a salt is new.
+    pub(super) fn is_new(&self, salt: &[u8]) -> bool {
+        salt.first_chunk::<16>().is_some_and(|salt| !self.old.contains(salt) && !self.new.contains(salt))
+    }
+
     /// Adds a salt. Whether it is new.
     pub(super) fn insert(&mut self, salt: &[u8]) -> bool {
         let Some(salt) = salt.first_chunk() else { return false };

@@ -10,6 +10,9 @@
 //!
 //! So neither the time nor the number of bytes after which something happens tells what was wrong. sing-box resets at once
 //! in the first AEAD edition too, but at the byte that completes the first length.
+//!
+//! A salt is looked for when the first header or length has opened, so that a copy is sent away like a stranger, and kept
+//! only when all that leads to the target has: a damaged copy that comes first does not turn the genuine one away.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,7 +35,9 @@ use super::key::Secret;
 use super::replay::{RecentSalts, Salts};
 use super::users::{User, Users};
 use crate::chunks::{Fault, Open, Reading};
+use crate::handshake::foreign;
 use crate::onward::Onward;
+use crate::stranger::Stranger;
 
 /// Who may use an inbound, and how it is proved.
 pub(super) enum Access {
@@ -101,9 +106,9 @@ impl Server {
         .await?;
         let (salt, length) = first.split_at_mut(salt_len);
         let (user, stream, len) = find_user(cipher, users, salt, length)
-            .ok_or(ServeError::Denied("first bytes that no user can have sealed"))?;
-        if !lock(&self.recent).insert(salt) {
-            return Err(ServeError::Denied("first bytes that were seen before"));
+            .ok_or_else(|| unsealed(salt, "first bytes that no user can have sealed"))?;
+        if !lock(&self.recent).is_new(salt) {
+            return Err(SEEN);
         }
         let mut reading = Reading::within(Opener::new(stream, MAX_CHUNK), raw, len);
         let mut early = BufChain::new();
@@ -120,6 +125,9 @@ impl Server {
                 Err(error) => return Err(error.into()),
             }
         };
+        if !lock(&self.recent).insert(salt) {
+            return Err(SEEN);
+        }
         let inside = Some((cipher, reading, Answer::Aead(user.key.clone())));
         Ok(Opened { target, user: Some(user), early, inside })
     }
@@ -153,11 +161,12 @@ impl Server {
             }
         };
         let mut stream = Stream::new(Key::new(cipher, user.key.session_subkey(salt.bytes()).bytes()));
-        stream.open_region(&mut piece[..REQUEST_HEAD]).map_err(fault)?;
+        let opened = stream.open_region(&mut piece[..REQUEST_HEAD]);
+        opened.map_err(|_| unsealed(salt.bytes(), "bytes that were not sealed with the key"))?;
         let now = unix_now();
         let (time, len) = decode_request_head(&piece[..REQUEST_HEAD], now)?;
-        if !lock(&self.salts).insert(salt.bytes(), time, now) {
-            return Err(ServeError::Denied("first bytes that were seen before"));
+        if !lock(&self.salts).is_new(salt.bytes()) {
+            return Err(SEEN);
         }
         piece.advance(REQUEST_HEAD);
         raw.push_front(piece);
@@ -169,6 +178,9 @@ impl Server {
         stream.open_region(&mut piece[..len + TAG]).map_err(fault)?;
         let mut r = Reader::new(&piece[..len]);
         let target = decode_request(&mut r)?;
+        if !lock(&self.salts).insert(salt.bytes(), time, now) {
+            return Err(SEEN);
+        }
         let used = r.position();
         let early;
         if piece.len() == len + TAG {
@@ -185,6 +197,13 @@ impl Server {
         Ok(Opened { target, user: Some(user), early, inside: Some((cipher, reading, answer)) })
     }
 }
+
+/// Why first bytes do not open: the salt, which comes first, may be the beginning of something else.
+fn unsealed(salt: &[u8], reason: &'static str) -> ServeError {
+    ServeError::Denied(foreign(salt).unwrap_or(reason))
+}
+
+const SEEN: ServeError = ServeError::Denied("first bytes that were seen before");
 
 /// A client that has proved itself, and what it wants.
 struct Opened {
@@ -204,7 +223,7 @@ impl StreamServer for Server {
         handshake: Handshake,
         dispatch: &Dispatch,
     ) -> Result<(), ServeError> {
-        let mut stranger = Stranger(Some(conn));
+        let mut stranger = Stranger::new(conn);
         let conn = stranger.conn()?;
         let opened = match &*self.access {
             Access::None => self.open_none(conn).await,
@@ -225,28 +244,6 @@ impl StreamServer for Server {
         let io = Io::Stream(conn);
         let incoming = Incoming { session, io, early, reply: None, udp_timeout: self.udp_timeout };
         self.onward.submit(incoming, dispatch).await
-    }
-}
-
-/// The conn of somebody who is not known. However it ends, it ends with a reset: closed by us, or when its time is over.
-pub(super) struct Stranger(pub(super) Option<BoxStream>);
-
-impl Stranger {
-    pub(super) fn conn(&mut self) -> Result<&mut BoxStream, ServeError> {
-        self.0.as_mut().ok_or(ServeError::Left)
-    }
-
-    /// The conn of somebody who is known.
-    pub(super) fn known(mut self) -> Result<BoxStream, ServeError> {
-        self.0.take().ok_or(ServeError::Left)
-    }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        if let Some(conn) = &mut self.0 {
-            conn.abort();
-        }
     }
 }
 

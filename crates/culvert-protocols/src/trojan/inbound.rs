@@ -18,7 +18,7 @@ use culvert_wire::{BufChain, DecodeError, Host, Reader, Room, Target};
 use super::codec::{Command, KEY_LEN, MAX_HEAD, MAX_REQUEST, Opening, Request, decode_head, key, opening};
 use super::framing::{TrojanFraming, TrojanPackets};
 use crate::fields::server::server;
-use crate::handshake::turn_away;
+use crate::handshake::{foreign_or, turn_away};
 use crate::onward::Onward;
 use crate::users::{KeyedUsers, Known};
 use crate::{BuildError, mux};
@@ -87,7 +87,7 @@ impl TrojanServer {
             return Err(if early.is_empty() {
                 ServeError::Left
             } else {
-                ServeError::Denied("wrong password")
+                foreign_or(&early, ServeError::Denied("wrong password"))
             });
         };
         tracing::debug!(

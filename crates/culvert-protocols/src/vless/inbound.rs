@@ -1,8 +1,8 @@
 //! The server: reads who the client is and what it wants, then gives the connection away whole.
 //!
 //! A client that does not get through learns nothing: no byte is sent, and the connection is reset; inside TLS it is
-//! closed as TLS closes, since there a reset would be an answer of its own. Those that send too little are closed by the
-//! table of handshakes.
+//! closed as TLS closes, since there a reset would be an answer of its own. Those that send too little are closed likewise when
+//! the table of handshakes ends them.
 
 use std::io;
 use std::sync::Arc;
@@ -20,10 +20,12 @@ use tokio::io::AsyncWriteExt;
 use super::codec::{Command, MAX_REQUEST, RESPONSE, Request};
 use super::users::{User, Users};
 use super::vision::VisionConn;
+use crate::handshake::foreign_or;
 use crate::headed::Headed;
 use crate::mux_cool;
 use crate::onward::Onward;
 use crate::packetaddr::{self, PacketAddrConn};
+use crate::stranger::Stranger;
 use crate::uot::UotConn;
 
 pub(super) struct VlessServer {
@@ -81,19 +83,22 @@ impl VlessServer {
 impl StreamServer for VlessServer {
     async fn serve(
         &self,
-        mut conn: BoxStream,
+        conn: BoxStream,
         mut session: Session,
         handshake: Handshake,
         dispatch: &Dispatch,
     ) -> Result<(), ServeError> {
         let mut early = BufChain::new();
-        let (command, user) = match self.accept(&mut conn, &mut early).await {
+        let mut stranger = Stranger::outside_tls(conn);
+        let conn = stranger.conn()?;
+        let (command, user) = match self.accept(conn, &mut early).await {
             Ok(accepted) => accepted,
             Err(error) => {
                 refuse(conn).await;
-                return Err(error);
+                return Err(foreign_or(&early, error));
             }
         };
+        let conn = stranger.known()?;
         session.user = Some(Arc::clone(&user.name));
         let mut conn: BoxStream = Box::new(Headed::answering(RESPONSE.to_vec(), conn));
         if user.has_vision() {
@@ -121,7 +126,7 @@ impl StreamServer for VlessServer {
 }
 
 /// Closes the connection of a client that is not served.
-async fn refuse(mut conn: BoxStream) {
+async fn refuse(conn: &mut BoxStream) {
     if conn.kernel_socket(Half::Write).is_some() {
         conn.abort();
     } else {

@@ -1,4 +1,11 @@
 //! The server: finds out who the client is and what it wants, then gives the connection away whole.
+//!
+//! # What a stranger sees
+//!
+//! A plain connection ends with a reset, one inside TLS as TLS ends, and no byte is sent before. sing-box resets as soon as
+//! the first read shows that nobody is meant, which tells a prober at which byte it was found out. So here, as with Xray,
+//! what comes is read on and forgotten up to a number of bytes that is the server's own and not the prober's; a connection
+//! on which less comes stays open until the time of its handshake is over, which then ends it in the same way.
 
 use std::io;
 use std::time::Duration;
@@ -21,9 +28,11 @@ use super::keys::random;
 use super::packets::VmessPackets;
 use super::users::{Login, Refusal, Users};
 use super::{legacy, unix_now};
+use crate::handshake::foreign_or;
 use crate::mux_cool;
 use crate::onward::Onward;
 use crate::packetaddr::{self, PacketAddrConn};
+use crate::stranger::Stranger;
 
 /// Who does not get in is read from on, up to so many bytes: this many and what the users' keys make of [`DRAIN_SPREAD`],
 /// and what chance makes of [`DRAIN_CHANCE`]. Xray does so with the same numbers, and its reasons are ours: wherever a
@@ -94,11 +103,11 @@ impl VmessServer {
     }
 
     /// Says nothing, reads on as far as with anybody who does not get in, then breaks off. In TLS that looks like any end.
-    async fn turn_away(&self, mut conn: BoxStream, read: usize) {
+    async fn turn_away(&self, conn: &mut BoxStream, read: usize) {
         let [chance] = random();
         let mut rest = (self.drain + usize::from(chance % DRAIN_CHANCE)).saturating_sub(read);
         while rest > 0 {
-            match read_chain(&mut conn, Room::NONE).await {
+            match read_chain(conn, Room::NONE).await {
                 Ok(more) if !more.is_empty() => rest = rest.saturating_sub(more.len()),
                 _ => break,
             }
@@ -122,15 +131,18 @@ enum Step {
 impl StreamServer for VmessServer {
     async fn serve(
         &self,
-        mut conn: BoxStream,
+        conn: BoxStream,
         mut session: Session,
         handshake: Handshake,
         dispatch: &Dispatch,
     ) -> Result<(), ServeError> {
         let mut early = BufChain::new();
-        let (login, request) = match self.authenticate(&mut conn, &mut early).await {
+        let mut stranger = Stranger::outside_tls(conn);
+        let conn = stranger.conn()?;
+        let (login, request) = match self.authenticate(conn, &mut early).await {
             Ok(found) => found,
             Err(error) => {
+                let error = foreign_or(&early, error);
                 if !matches!(error, ServeError::Left | ServeError::Io(_)) {
                     let read = early.len();
                     drop(early);
@@ -139,6 +151,7 @@ impl StreamServer for VmessServer {
                 return Err(error);
             }
         };
+        let conn = stranger.known()?;
         session.user = Some(self.users.name(&login));
         if let Some(target) = &request.target {
             session.target = target.clone();
