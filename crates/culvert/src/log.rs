@@ -226,7 +226,10 @@ impl Logger {
             write!(line, "{on}{level}{off}[{:04}] ", self.started.elapsed().as_secs())
         };
         if let Some(conn) = fields.conn {
-            let _ = write!(line, "[{conn:010} {}] ", Age(fields.age_ms.unwrap_or(0)));
+            let _ = match fields.age_ms {
+                Some(age) => write!(line, "[{conn:010} {}] ", Age(age)),
+                None => write!(line, "[{conn:010}] "),
+            };
         }
         for char in fields.message.chars() {
             if deceives(char) { line.extend(char.escape_unicode()) } else { line.push(char) }

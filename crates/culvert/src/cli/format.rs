@@ -8,7 +8,7 @@ use std::path::Path;
 
 use clap::Args;
 
-use super::{Failure, Global, note, print, refused, sources};
+use super::{Failure, Global, note, print, refused, report, sources};
 
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
@@ -23,7 +23,11 @@ pub(super) fn execute(global: &Global, arguments: &Arguments) -> Result<(), Fail
     let sources = sources::read(global)?;
     let many = sources.len() > 1;
     for source in &sources {
-        let text = culvert_config::format(source).map_err(|findings| refused(&findings))? + "\n";
+        let formatted = culvert_config::format_with_report(source);
+        let (text, warnings) = formatted.map_err(|findings| refused(&findings))?;
+        let text = text + "\n";
+        // What is old is not only laid out anew.
+        report(&warnings);
         let path = std::path::absolute(source.name()).unwrap_or_else(|_| source.name().into());
         if !arguments.write {
             let title = if many { format!("{}\n", path.display()) } else { String::new() };

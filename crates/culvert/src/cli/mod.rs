@@ -22,7 +22,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use culvert_config::{Diagnostics, Severity};
 
@@ -64,7 +64,7 @@ enum Command {
     /// Run; without any configuration, a SOCKS and HTTP proxy on 127.0.0.1:2080.
     Run,
     /// Check the configuration: every error is reported, nothing is started.
-    Check,
+    Check(check::Arguments),
     /// Print the configuration in canonical form.
     Format(format::Arguments),
     /// Merge configuration files into one.
@@ -111,10 +111,25 @@ pub fn main() -> ExitCode {
 fn usage(error: &clap::Error) -> ExitCode {
     // A closed stream is no reason to fail differently.
     let _ = error.print();
+    if let Some(file) = stray_file(error) {
+        note(format!("  tip: a configuration is named with `-c`: culvert run -c {file}"));
+    }
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     }
+}
+
+/// A word that is no command or argument, but a file.
+fn stray_file(error: &clap::Error) -> Option<&str> {
+    let kind = match error.kind() {
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        ErrorKind::UnknownArgument => ContextKind::InvalidArg,
+        _ => return None,
+    };
+    let Some(ContextValue::String(word)) = error.get(kind) else { return None };
+    let is_file = word.ends_with(".json") || std::path::Path::new(word).is_file();
+    is_file.then_some(word.as_str())
 }
 
 fn execute(cli: &Cli) -> Result<(), Failure> {
@@ -125,7 +140,7 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
     }
     match &cli.command {
         Command::Run => run::execute(&cli.global),
-        Command::Check => check::execute(&cli.global),
+        Command::Check(arguments) => check::execute(&cli.global, arguments),
         Command::Format(arguments) => format::execute(&cli.global, arguments),
         Command::Merge(arguments) => merge::execute(&cli.global, arguments),
         Command::Migrate(arguments) => migrate::execute(&cli.global, arguments),

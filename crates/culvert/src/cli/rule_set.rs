@@ -65,9 +65,9 @@ pub(super) struct Match {
     source: String,
     /// An IP address or a domain.
     text: String,
-    /// Form of the file.
-    #[arg(short, long, default_value = "source")]
-    format: Form,
+    /// Form of the file; found out when absent.
+    #[arg(short, long)]
+    format: Option<Form>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -87,21 +87,22 @@ pub(super) struct Merge {
 pub(super) fn execute(global: &Global, command: &Command) -> Result<(), Failure> {
     match command {
         Command::Compile(files) => {
-            let compiled = ruleset::compile(&read(&files.source)?).map_err(Failure::new)?;
+            let source = read_source(&files.source)?;
+            let compiled = ruleset::compile(&source).map_err(in_file(&files.source))?;
             write(&files.target(".json", ".srs"), &compiled)
         }
         Command::Decompile(files) => {
-            let source = ruleset::decompile(&read(&files.source)?).map_err(Failure::new)?;
+            let source = ruleset::decompile(&read(&files.source)?).map_err(in_file(&files.source))?;
             write(&files.target(".srs", ".json"), source.as_bytes())
         }
         Command::Convert(Convert { files, kind: ListKind::Adguard }) => convert(files),
         Command::Format(rewrite) => {
-            let before = read(&rewrite.source)?;
-            rewrite.finish(&before, &ruleset::format(&before).map_err(Failure::new)?)
+            let before = read_source(&rewrite.source)?;
+            rewrite.finish(&before, &ruleset::format(&before).map_err(in_file(&rewrite.source))?)
         }
         Command::Upgrade(rewrite) => {
-            let before = read(&rewrite.source)?;
-            match ruleset::upgrade(&before).map_err(Failure::new)? {
+            let before = read_source(&rewrite.source)?;
+            match ruleset::upgrade(&before).map_err(in_file(&rewrite.source))? {
                 Some(after) => rewrite.finish(&before, &after),
                 None => {
                     tracing::info!("already up-to-date");
@@ -137,8 +138,8 @@ impl Rewrite {
 }
 
 fn convert(files: &Convertible) -> Result<(), Failure> {
-    let list = String::from_utf8(read(&files.source)?).map_err(Failure::new)?;
-    let converted = ruleset::convert_adguard(&list).map_err(Failure::new)?;
+    let list = String::from_utf8(read(&files.source)?).map_err(in_file(&files.source))?;
+    let converted = ruleset::convert_adguard(&list).map_err(in_file(&files.source))?;
     for line in &converted.ignored {
         tracing::debug!("line {} left out: {}: {}", line.line, line.reason, line.text);
     }
@@ -150,9 +151,10 @@ fn convert(files: &Convertible) -> Result<(), Failure> {
 /// One line on stderr for each rule that matches, as sing-box has it.
 fn find(asked: &Match) -> Result<(), Failure> {
     let data = read(&asked.source)?;
-    let file = match asked.format {
-        Form::Source => ruleset::read_source(&data).map_err(Failure::new)?,
-        Form::Binary => ruleset::read_binary(&data).map_err(Failure::new)?,
+    let found = if is_binary(&data) { Form::Binary } else { Form::Source };
+    let file = match asked.format.unwrap_or(found) {
+        Form::Source => ruleset::read_source(&data).map_err(in_file(&asked.source))?,
+        Form::Binary => ruleset::read_binary(&data).map_err(in_file(&asked.source))?,
     };
     for line in ruleset::match_lines(file, &asked.text).map_err(Failure::new)? {
         note(line);
@@ -173,6 +175,27 @@ fn merge_all(global: &Global, merge: &Merge) -> Result<(), Failure> {
     write(&path.to_string_lossy(), merged.as_bytes())?;
     note(path.display());
     Ok(())
+}
+
+/// Whether these are the first bytes of a compiled file.
+fn is_binary(data: &[u8]) -> bool {
+    data.starts_with(b"SRS")
+}
+
+/// Adds to an error whose it is.
+fn in_file<E: std::fmt::Display>(path: &str) -> impl Fn(E) -> Failure {
+    move |error| Failure(format!("{path}: {error}"))
+}
+
+/// Reads what is to be a source file.
+fn read_source(path: &str) -> Result<Vec<u8>, Failure> {
+    let data = read(path)?;
+    if is_binary(&data) {
+        return Err(Failure(format!(
+            "{path}: this is a binary rule-set; `rule-set decompile` makes a source of it"
+        )));
+    }
+    Ok(data)
 }
 
 fn read(path: &str) -> Result<Vec<u8>, Failure> {

@@ -6,7 +6,7 @@ use culvert_config::{Loaded, Source};
 use culvert_core::{Chain, timeouts};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::{Failure, Global, refused, report, sources};
 use crate::instance::{BuildErrors, Instance, InstanceError};
@@ -23,6 +23,7 @@ pub(super) fn execute(global: &Global) -> Result<(), Failure> {
     let built_in = sources::is_nothing_given(global);
     let config = Config::load(global, built_in)?;
     configure_log(&config.loaded)?;
+    report(&config.loaded.warnings);
     let runtime = runtime().map_err(|error| Failure(format!("start runtime: {error}")))?;
     runtime.block_on(serve(global, built_in, config, open_files, begun))
 }
@@ -51,15 +52,16 @@ impl Config {
         Ok(Self { loaded, sources })
     }
 
+    /// Makes all objects.
+    fn build(&self, open_files: u64) -> Result<Instance, Failure> {
+        let built = Instance::build(&self.loaded.options, open_files);
+        built.map_err(|errors| Failure(format!("start service: {}", self.tell(&errors))))
+    }
+
     /// Makes all objects and opens their sockets. What stands in the way is told, every reason a line.
     async fn start(&self, open_files: u64) -> Result<Instance, Failure> {
-        let failed = |error: InstanceError| match error {
-            InstanceError::Build(errors) => Failure(format!("start service: {}", self.tell(&errors))),
-            error => Failure(format!("start service: {}", Chain(&error))),
-        };
-        let mut instance =
-            Instance::build(&self.loaded.options, open_files).map_err(|errors| failed(errors.into()))?;
-        instance.start().await.map_err(failed)?;
+        let mut instance = self.build(open_files)?;
+        instance.start().await.map_err(|error| not_started(&error))?;
         Ok(instance)
     }
 
@@ -76,11 +78,13 @@ impl Config {
     }
 }
 
+fn not_started(error: &InstanceError) -> Failure {
+    Failure(format!("start service: {}", Chain(error)))
+}
+
 fn configure_log(loaded: &Loaded) -> Result<(), Failure> {
-    log::configure(&loaded.options.log)
-        .map_err(|error| Failure(format!("open log file {}: {error}", loaded.options.log.output)))?;
-    report(&loaded.warnings);
-    Ok(())
+    let configured = log::configure(&loaded.options.log);
+    configured.map_err(|error| Failure(format!("open log file {}: {error}", loaded.options.log.output)))
 }
 
 /// Runs until it is told to stop, through any number of reloads.
@@ -95,6 +99,8 @@ async fn serve(
     let mut reload = signal(SignalKind::hangup()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    // Some send it to all daemons alike, to have their logs opened again; without a handler it would kill this one.
+    let mut ignored = signal(SignalKind::user_defined1()).map_err(failed)?;
     let mut instance = config.start(open_files).await?;
     let Config { mut loaded, sources: _ } = config;
     if built_in {
@@ -107,71 +113,116 @@ async fn serve(
     if loaded.options.log.disabled {
         log::silence();
     }
-    loop {
+    let stopping = loop {
         tokio::select! {
             _ = reload.recv() => {
                 let Some(next) = load_again(global, built_in) else { continue };
-                // No grace: the addresses are wanted again, and a user who was taken out must not stay connected.
-                instance.close(Duration::ZERO).await;
-                (instance, loaded) = replace(loaded, next, open_files).await?;
+                if next.loaded.options == loaded.options {
+                    // Whoever moves log files away wants new ones all the same.
+                    if let Err(Failure(message)) = configure_log(&loaded) {
+                        error!("reload service: {message}");
+                    }
+                    info!("culvert not reloaded: the configuration is unchanged");
+                } else {
+                    (instance, loaded) = replace((instance, loaded), next, open_files).await?;
+                }
+                if loaded.options.log.disabled {
+                    log::silence();
+                }
             }
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break "SIGTERM",
+            _ = interrupt.recv() => break "SIGINT",
+            _ = ignored.recv() => {}
         }
-    }
+    };
+    info!("culvert stops ({stopping})");
     instance.close(timeouts::SHUTDOWN).await;
     Ok(())
 }
 
 /// The configuration as it now is, if it is any good.
 fn load_again(global: &Global, built_in: bool) -> Option<Config> {
-    let next = Config::load(global, built_in).and_then(|next| {
-        // Whatever can be known without opening sockets is known before the running instance is touched.
-        match Instance::build(&next.loaded.options, u64::MAX) {
-            Ok(_) => Ok(next),
-            Err(errors) => Err(Failure(next.tell(&errors))),
-        }
-    });
-    match next {
+    match Config::load(global, built_in) {
         Ok(next) => Some(next),
         Err(Failure(message)) => {
-            error!("reload service: {message}; the running configuration stays");
+            error!("reload service: {message}; {STAYS}");
             None
         }
     }
 }
 
-/// Starts the new configuration, or else the old one again.
-async fn replace(old: Loaded, next: Config, open_files: u64) -> Result<(Instance, Loaded), Failure> {
-    let started = match configure_log(&next.loaded) {
-        Ok(()) => next.start(open_files).await,
+/// What is said of a reload that failed before anything was touched.
+const STAYS: &str = "the running configuration stays, with all its connections";
+
+/// Starts the new configuration and then ends the old one, which goes on if the new one cannot start.
+///
+/// Whatever can be known without touching the running instance is known first: the objects are made, and all sockets are
+/// open, those with an address that stays being the very same ones. Then the new instance is started beside the old one. Only
+/// where both change the system in a way that can be done once (a TUN device, a WireGuard endpoint) the old one has to end
+/// before, and is started again if the new one cannot.
+async fn replace(
+    (mut instance, old): (Instance, Loaded),
+    next: Config,
+    open_files: u64,
+) -> Result<(Instance, Loaded), Failure> {
+    let prepared = configure_log(&next.loaded).and_then(|()| {
+        report(&next.loaded.warnings);
+        next.build(open_files)
+    });
+    let prepared = match prepared {
+        Ok(built) => built.open_after(&instance).map(|()| built).map_err(|error| not_started(&error)),
         Err(failure) => Err(failure),
     };
+    let started = match prepared {
+        Err(failure) => Err(failure),
+        Ok(mut built) if built.can_run_beside(&instance) => {
+            let started = built.start_beside(&mut instance).await;
+            started.map(|()| built).map_err(|error| not_started(&error))
+        }
+        Ok(mut built) => {
+            // No grace: a user who was taken out must not stay connected.
+            instance.close(Duration::ZERO).await;
+            return match built.start().await {
+                Ok(()) => {
+                    info!("culvert reloaded");
+                    Ok((built, next.loaded))
+                }
+                Err(error) => {
+                    let Failure(message) = not_started(&error);
+                    configure_log(&old)?;
+                    error!("reload service: {message}; going back to the configuration before");
+                    let old = Config { loaded: old, sources: Vec::new() };
+                    let instance = old.start(open_files).await?;
+                    warn!("culvert runs the configuration before again; its connections have ended");
+                    Ok((instance, old.loaded))
+                }
+            };
+        }
+    };
     match started {
-        Ok(instance) => {
+        Ok(built) => {
+            instance.close(Duration::ZERO).await;
             info!("culvert reloaded");
-            if next.loaded.options.log.disabled {
-                log::silence();
-            }
-            Ok((instance, next.loaded))
+            Ok((built, next.loaded))
         }
         Err(Failure(message)) => {
             configure_log(&old)?;
-            error!("reload service: {message}; going back to the configuration before");
-            let old = Config { loaded: old, sources: Vec::new() };
-            Ok((old.start(open_files).await?, old.loaded))
+            error!("reload service: {message}; {STAYS}");
+            Ok((instance, old))
         }
     }
 }
 
-/// `reason` behind the file, line and column of the object it speaks of, which it names by its path: `outbounds[3]`.
+/// `reason` behind the file, line and column of the object it speaks of, which it names by its path: `outbounds[3]`, or in
+/// the beginning and in backticks `experimental.clash_api`.
 pub(super) fn placed(reason: &str, sources: &[Source]) -> String {
-    let place = path_in(reason).and_then(|path| culvert_config::place_of(sources, path));
+    let quoted = || reason.strip_prefix('`')?.split_once('`').map(|(path, _)| path);
+    let place = path_in(reason).or_else(quoted).and_then(|path| culvert_config::place_of(sources, path));
     place.map_or_else(|| reason.to_owned(), |place| format!("{place}: {reason}"))
 }
 
 /// The first path to an item of a list.
-fn path_in(reason: &str) -> Option<&str> {
+pub(super) fn path_in(reason: &str) -> Option<&str> {
     reason.match_indices('[').find_map(|(at, _)| {
         let is_key = |char: char| char.is_ascii_lowercase() || matches!(char, '_' | '.');
         let start = reason[..at].trim_end_matches(is_key).len();
@@ -195,5 +246,6 @@ mod tests {
         for placeless in ["inbounds[7]: no", "`ntp` is not built yet", "[0] [] a[x]", ""] {
             assert_eq!(told(placeless), placeless);
         }
+        assert_eq!(told("`inbounds` is not built yet"), "c.json:2:15: `inbounds` is not built yet");
     }
 }

@@ -40,12 +40,25 @@ pub(super) fn read(global: &Global) -> Result<Vec<Source>, Failure> {
 
 fn read_one(path: &str) -> Result<Source, Failure> {
     let mut bytes = Vec::new();
+    // A dash means standard input nearly everywhere, unless there is a file of that name.
+    let path = if path == "-" && !Path::new(path).exists() { "stdin" } else { path };
     let result = match path {
         "stdin" => std::io::stdin().read_to_end(&mut bytes).map(drop),
         path => std::fs::read(path).map(|read| bytes = read),
     };
-    result.map_err(|error| Failure(format!("read config at {path}: {error}")))?;
+    result.map_err(|error| Failure(format!("read config at {path}: {error}{}", hint(path, &error))))?;
     Ok(Source::new(path, &bytes))
+}
+
+/// What to do about a file that cannot be read.
+fn hint(path: &str, error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::IsADirectory => format!("; `-C {path}` reads the *.json files in it"),
+        std::io::ErrorKind::NotFound if path == DEFAULT_PATH => {
+            "; name another file with `-c`, or a directory with `-C`".to_owned()
+        }
+        _ => String::new(),
+    }
 }
 
 fn entries(directory: &str) -> Result<Vec<String>, Failure> {

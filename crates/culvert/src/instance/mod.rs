@@ -106,6 +106,7 @@ impl Instance {
         }
         let dispatch = Dispatch::new(flows, Handshakes::new(Limits::default()), connections(open_files));
         dispatch.set_router(Arc::new(router));
+        dispatch.watch_servers(servers(options));
         let background = JoinSet::new();
         // Endpoints are there before anybody can want to dial through them.
         let first = endpoints.len();
@@ -130,6 +131,49 @@ impl Instance {
             certificates,
             background,
         })
+    }
+
+    /// Opens what can be opened while `before` still runs, whose sockets it goes on with where both ask for the same. After
+    /// an error nothing is left of it, and `before` has lost nothing.
+    ///
+    /// # Errors
+    /// The first inbound that could not start.
+    pub fn open_after(&self, before: &Self) -> Result<(), InstanceError> {
+        let sockets = self.dispatch.sockets();
+        sockets.inherit(Arc::clone(before.dispatch.sockets()));
+        let opened = self.inbounds.iter().try_for_each(|built| built.inbound.open(sockets));
+        sockets.forget_before();
+        if opened.is_err() {
+            sockets.clear();
+        }
+        Ok(opened?)
+    }
+
+    /// Whether both can run for a moment, so that the one before need not end until this one is known to run.
+    #[must_use]
+    pub fn can_run_beside(&self, before: &Self) -> bool {
+        let is_exclusive =
+            |instance: &Self| instance.inbounds.iter().any(|built| built.inbound.is_exclusive());
+        let caches_agree = match (&self.cache, &before.cache) {
+            (Some(cache), Some(earlier)) => cache.can_be_beside(earlier),
+            _ => true,
+        };
+        !(is_exclusive(self) && is_exclusive(before)) && caches_agree
+    }
+
+    /// [`Self::start`] while `before` still runs, whose cache file it goes on with.
+    ///
+    /// # Errors
+    /// As there; `before` has lost nothing then.
+    pub async fn start_beside(&mut self, before: &mut Self) -> Result<(), InstanceError> {
+        if let (Some(cache), Some(earlier)) = (&mut self.cache, &before.cache) {
+            cache.share(earlier);
+        }
+        self.start().await?;
+        if self.cache.as_mut().is_some_and(Cache::take_over) {
+            before.cache = None;
+        }
+        Ok(())
     }
 
     /// Opens all sockets. If one cannot be opened, those that were are closed again.
@@ -172,6 +216,7 @@ impl Instance {
             }
             Err(error) => {
                 self.close_inbounds().await;
+                self.dispatch.shut_down(Duration::ZERO).await;
                 self.close_cache();
                 Err(error.into())
             }
@@ -225,8 +270,8 @@ impl Instance {
 
     /// Writes what is queued. Done aloud, as the next instance wants the file, and others may still hold it.
     fn close_cache(&self) {
-        if let Some(file) = self.cache.as_ref().and_then(Cache::file) {
-            file.close();
+        if let Some(cache) = &self.cache {
+            cache.close();
         }
     }
 
@@ -234,6 +279,7 @@ impl Instance {
         for built in &self.inbounds {
             built.inbound.close().await;
         }
+        self.dispatch.sockets().clear();
     }
 }
 
@@ -327,9 +373,19 @@ fn give_memory_back() {
     culvert_os::process::release_program_pages();
 }
 
-/// A connection takes two descriptors, and a pipe while it is spliced; some stay for listeners, logs and look-ups.
+/// Some descriptors stay for listeners, logs and look-ups. Of the others four fifths are for connections, two each, and one
+/// for pipes, without which a connection is copied instead of spliced. A client in its handshake takes one, and counts
+/// half.
 fn connections(open_files: u64) -> usize {
-    usize::try_from(open_files.saturating_sub(32) / 3).unwrap_or(usize::MAX).max(8)
+    let fifth = usize::try_from(open_files.saturating_sub(24) / 5).unwrap_or(usize::MAX / 2);
+    culvert_os::splice::limit((fifth / 2).max(2));
+    (fifth * 2).max(8)
+}
+
+/// The servers of outbounds, each with its address, for what is said of those that do not answer.
+fn servers(options: &Options) -> impl Iterator<Item = (Tag, String)> {
+    let outbounds = options.outbounds.iter();
+    outbounds.filter_map(|one| Some((Tag::new(one.kind.name(), one.tag.as_str()), one.server()?)))
 }
 
 fn build_inbounds(
