@@ -379,6 +379,42 @@ fn silent_crowd_at_the_limit_makes_room() {
     });
 }
 
+/// Nor does it keep those out who are there already, whatever they open next.
+#[test]
+fn silent_crowd_at_the_limit_leaves_users_alone() {
+    run(async {
+        let program = culvert();
+        let origin = Origin::start().await?;
+        let direct = json!({ "type": "direct" });
+        let proxy = Proxy::limited(&program, json!({ "type": "mixed" }), direct, Some(64)).await?;
+        let target: Target = origin.port().v4().into();
+        let mut users = Vec::new();
+        for _ in 0..10 {
+            let mut stream = client::connect(Protocol::Socks5, proxy.address(), None, &target).await?;
+            stream.write_all(Service::Echo.line().as_bytes()).await?;
+            users.push(stream);
+        }
+        let mut crowd = Vec::new();
+        for _ in 0..200 {
+            crowd.push(proxy.send(b"\x05").await?);
+        }
+        serves(&proxy, "socks", &origin).await?;
+        let association = tokio::time::timeout(STEP, Association::open(proxy.address(), None)).await;
+        let association = association.map_err(|_| "an association waits in vain")??;
+        association.send_to(&target, b"hello").await?;
+        let (_, answer) = tokio::time::timeout(STEP, association.recv()).await??;
+        ensure!(answer == b"hello", "{answer:?}");
+        for user in &mut users {
+            user.write_all(b"word").await?;
+            let mut echo = [0; 4];
+            tokio::time::timeout(STEP, user.read_exact(&mut echo)).await??;
+            ensure!(echo == *b"word", "{echo:?}");
+        }
+        drop(crowd);
+        Ok(())
+    });
+}
+
 /// Datagrams cost nothing, nor do the addresses they claim to come from: they do not take the places of all others.
 #[test]
 fn datagrams_from_everywhere_leave_room_for_streams() {

@@ -15,6 +15,7 @@
 //! | [`libev`]   | Shadowsocks with shadowsocks-libev, its plugins, and relays                           |
 //! | [`hostile`] | clients that send garbage, stall, vanish, or come in crowds                           |
 //! | [`probing`] | what probers get from a REALITY server, and from the site it imitates                 |
+//! | [`between`] | somebody on the way who cuts and changes, and abuse of multiplexing             |
 //! | [`reality`] | protocols inside REALITY, and strangers before it                                      |
 //! | [`shadowtls`] | ShadowTLS with Shadowsocks inside, and strangers before it                        |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
@@ -33,6 +34,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod acme;
+mod between;
 mod checks;
 mod curl;
 mod ech;

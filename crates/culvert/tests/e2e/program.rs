@@ -11,7 +11,7 @@ use culvert_testkit::{Result, ensure};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 #[test]
@@ -211,13 +211,185 @@ fn reload_takes_a_good_config_and_leaves_a_bad_one() {
         works(second.v4(), &origin).await?;
         ensure!(TcpStream::connect(first.v4()).await.is_err(), "the old port is still open");
 
-        // The same file once more: its own ports are no obstacle.
-        let seen = peer.log().count();
-        peer.signal("HUP").await?;
-        peer.log().line_after(seen, is_reloaded).await?;
-        works(second.v4(), &origin).await?;
         let status = peer.stop().await?;
         ensure!(status.code() == Some(0), "{status}");
+        Ok(())
+    });
+}
+
+/// With an unchanged file there is nothing to do, and with one that cannot start everything goes on.
+#[test]
+fn reload_that_changes_nothing_ends_no_connection() {
+    run(async {
+        let (port, origin) = (Port::reserve()?, Origin::start().await?);
+        let peer = culvert().serve(&config(&port)).await?;
+        let file = peer.directory().ok_or("no directory")?.join("config.json");
+        let mut kept = tunnel(port.v4(), &origin).await?;
+        kept.write_all(Service::Echo.line().as_bytes()).await?;
+        let mut echoes = async |word: &[u8; 4]| {
+            kept.write_all(word).await?;
+            let mut echo = [0; 4];
+            tokio::time::timeout(STEP, kept.read_exact(&mut echo)).await??;
+            ensure!(echo == *word, "the kept connection says {echo:?}");
+            Ok::<_, culvert_testkit::Error>(())
+        };
+        echoes(b"one ").await?;
+
+        let seen = peer.log().count();
+        peer.signal("HUP").await?;
+        peer.log().line_after(seen, |line| line.contains("INFO") && line.contains("unchanged")).await?;
+        echoes(b"two ").await?;
+
+        // One of its ports is taken.
+        let taken = Port::reserve()?;
+        let _occupant = TcpListener::bind(taken.v4()).await?;
+        let mut busy = config(&port);
+        busy["inbounds"] = json!([inbound(&port, "door"), inbound(&taken, "gate")]);
+        std::fs::write(&file, busy.to_string())?;
+        let seen = peer.log().count();
+        peer.signal("HUP").await?;
+        let tells = |line: &str| line.contains("ERROR") && line.contains("gate") && line.contains("stays");
+        peer.log().line_after(seen, tells).await?;
+        echoes(b"more").await?;
+        works(port.v4(), &origin).await
+    });
+}
+
+/// While one configuration takes the place of another, somebody is there for every new connection.
+#[test]
+fn reload_refuses_no_new_connection() {
+    run(async {
+        let (port, origin) = (Port::reserve()?, Origin::start().await?);
+        let peer = culvert().serve(&config(&port)).await?;
+        let file = peer.directory().ok_or("no directory")?.join("config.json");
+        let address = port.v4();
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let knocking = tokio::spawn(async move {
+            let mut refused = 0;
+            while !*stopped.borrow() {
+                refused += usize::from(TcpStream::connect(address).await.is_err());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            refused
+        });
+        for round in 0..20 {
+            let mut changed = config(&port);
+            changed["outbounds"][0]["tag"] = format!("direct-{round}").into();
+            std::fs::write(&file, changed.to_string())?;
+            let seen = peer.log().count();
+            peer.signal("HUP").await?;
+            peer.log().line_after(seen, is_reloaded).await?;
+            works(address, &origin).await?;
+        }
+        stop.send(true)?;
+        let refused = knocking.await?;
+        ensure!(refused == 0, "{refused} connections were refused");
+        Ok(())
+    });
+}
+
+/// The cache file is handed on with everything else.
+#[test]
+fn reload_with_a_cache_file_goes_on_with_it() {
+    run(async {
+        let (port, origin) = (Port::reserve()?, Origin::start().await?);
+        let with_cache = |tag: &str| {
+            let mut config = config(&port);
+            config["outbounds"][0]["tag"] = tag.into();
+            config["experimental"] = json!({ "cache_file": { "enabled": true, "path": "kept.db" } });
+            config
+        };
+        let mut peer = culvert().serve(&with_cache("a")).await?;
+        let file = peer.directory().ok_or("no directory")?.join("config.json");
+        for tag in ["b", "c"] {
+            std::fs::write(&file, with_cache(tag).to_string())?;
+            let seen = peer.log().count();
+            peer.signal("HUP").await?;
+            peer.log().line_after(seen, is_reloaded).await?;
+            works(port.v4(), &origin).await?;
+        }
+        ensure!(peer.stop().await?.success(), "it did not stop in order");
+        Ok(())
+    });
+}
+
+/// Programs that tell all daemons to open their logs again do no harm, and an end is told.
+#[test]
+fn other_signals_are_taken_calmly() {
+    run(async {
+        let (port, origin) = (Port::reserve()?, Origin::start().await?);
+        let mut peer = culvert().serve(&config(&port)).await?;
+        peer.signal("USR1").await?;
+        works(port.v4(), &origin).await?;
+        ensure!(peer.stop().await?.success(), "it did not stop in order");
+        peer.log().line(|line| line.contains("INFO") && line.contains("SIGTERM")).await?;
+        Ok(())
+    });
+}
+
+/// A server that closes without a word is all that many protocols have to say of a wrong password.
+#[test]
+fn silent_servers_are_told_at_info() {
+    run(async {
+        let (port, server) = (Port::reserve()?, TcpListener::bind(("127.0.0.1", 0)).await?);
+        let address = server.local_addr()?;
+        let turning_away = tokio::spawn(async move {
+            while let Ok((mut stream, _)) = server.accept().await {
+                let _ = stream.read(&mut [0; 100]).await;
+            }
+        });
+        let mut config = config(&port);
+        config["outbounds"] = json!([{
+            "type": "vless", "tag": "far", "server": "127.0.0.1", "server_port": address.port(),
+            "uuid": "b831381d-6324-4d53-ad4f-8cda48b30811"
+        }]);
+        let peer = culvert().serve(&config).await?;
+        for _ in 0..5 {
+            let target: Target = address.into();
+            let mut stream = client::connect(Protocol::Socks5, port.v4(), None, &target).await?;
+            stream.write_all(b"anybody there?").await?;
+            crate::proxy::read_to_end(&mut stream).await?;
+        }
+        let told = format!("server {address}");
+        let tells = |line: &str| {
+            line.contains("WARN") && line.contains("outbound/vless[far]") && line.contains(&told)
+        };
+        let line = peer.log().line(tells).await?;
+        ensure!(line.contains("password or id") && line.contains("multiplex"), "{line}");
+        let lines = peer.log().text().lines().filter(|line| tells(line)).count();
+        ensure!(lines == 1, "{lines} such lines for 5 connections");
+        turning_away.abort();
+        Ok(())
+    });
+}
+
+#[test]
+fn check_can_be_strict() {
+    run(async {
+        let directory = TempDir::new()?;
+        let doubtful = json!({
+            "log": { "output": "missing/culvert.log" },
+            "outbounds": [{ "type": "socks", "tag": "a", "server": "192.0.2.1:1080" }],
+            "route": { "rules": [{ "domain": "a.test" }] }
+        });
+        directory.write("config.json", doubtful.to_string())?;
+        let check = |arguments: &'static [&'static str]| {
+            culvert().launch(arguments.iter().copied()).directory(directory.path()).run()
+        };
+        let lax = check(&["check", "--disable-color"]).await?;
+        ensure!(lax.code == Some(0), "{lax:?}");
+        for part in [
+            "has a port in it",
+            "`server_port` is missing",
+            "neither `outbound` nor",
+            "missing does not exist",
+        ] {
+            let lines = lax.stderr.lines().filter(|line| line.contains(part)).count();
+            ensure!(lines == 1, "{part:?} is told {lines} times in:\n{}", lax.stderr);
+        }
+        ensure!(lax.stderr.lines().all(|line| line.contains("config.json:1:")), "{}", lax.stderr);
+        let strict = check(&["check", "--strict", "--disable-color"]).await?;
+        ensure!(strict.code == Some(1) && strict.stderr.contains("--strict"), "{strict:?}");
         Ok(())
     });
 }
