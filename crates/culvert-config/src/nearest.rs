@@ -16,19 +16,13 @@ pub(crate) fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) 
         .into_iter()
         .take(MANY)
         .map(|name| (fold(name), name))
-        // Of very short words only the order of the letters, as any other slip leads to half of all words.
-        .filter(|(name, _)| folded.len() > SHORT || sorted(name) == sorted(&folded))
+        // Of a very short word a letter more or less, or another number, is another word.
+        .filter(|(name, _)| folded.len() > SHORT || (name.len() == folded.len() && !has_digits))
         .filter(|(name, _)| !name.is_empty() && name.len().abs_diff(folded.len()) <= limit)
         .map(|(name, original)| (distance(&folded, &name), original))
         .filter(|(distance, _)| *distance <= limit)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
-}
-
-fn sorted(word: &[char]) -> Vec<char> {
-    let mut word = word.to_vec();
-    word.sort_unstable();
-    word
 }
 
 /// A sentence end that proposes the nearest name, or nothing.
@@ -81,5 +75,6 @@ mod tests {
         assert_eq!(nearest("aes-256-cbc", ["aes-256-cfb", "aes-256-ctr", "aes-256-gcm"]), None);
         assert_eq!(nearest("aes-256-gmc", ["aes-256-cfb", "aes-256-gcm"]), Some("aes-256-gcm"));
         assert_eq!(nearest("tpc", ["tcp", "udp"]), Some("tcp"));
+        assert_eq!(nearest("jq", ["jp", "direct"]), Some("jp"));
     }
 }

@@ -61,7 +61,7 @@ impl Inbound for StreamInbound {
     }
 
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
-        let listener = dispatch
+        let (listener, hold) = dispatch
             .sockets()
             .tcp(&self.options, self.address)
             .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
@@ -71,7 +71,10 @@ impl Inbound for StreamInbound {
         info!("inbound/{}: tcp server started at {local}", self.tag);
         let accept = accept(listener, self.tag.clone(), Arc::clone(&self.server), dispatch.clone());
         let server = Arc::clone(&self.server);
-        let task = tokio::spawn(async move { tokio::join!(accept, server.tend()).0 });
+        let task = tokio::spawn(async move {
+            let _hold = hold;
+            tokio::join!(accept, server.tend()).0
+        });
         *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running { local, task });
         Ok(())
     }

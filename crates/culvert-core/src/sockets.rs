@@ -6,12 +6,14 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use culvert_os::socket::{SocketError, TcpListen, UdpOptions, tcp_listener, udp_socket};
 
 /// A socket and what was asked for to get it.
 struct Kept<O, S> {
+    number: u64,
     address: SocketAddr,
     options: O,
     socket: S,
@@ -29,6 +31,21 @@ pub struct Sockets {
     packets: Table<UdpOptions, UdpSocket>,
     /// Those of the instance before, while it still runs.
     before: Mutex<Option<Arc<Self>>>,
+    next: AtomicU64,
+}
+
+/// Says that somebody listens with a socket. Dropped together with it, so that its address is free then.
+pub struct Hold {
+    number: u64,
+    sockets: Weak<Sockets>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let Some(sockets) = self.sockets.upgrade() else { return };
+        lock(&sockets.streams).retain(|kept| kept.number != self.number);
+        lock(&sockets.packets).retain(|kept| kept.number != self.number);
+    }
 }
 
 impl Sockets {
@@ -42,7 +59,7 @@ impl Sockets {
         *lock(&self.before) = None;
     }
 
-    /// Lets go of all: with the inbounds that use them, they are closed.
+    /// Lets go of all, also of those that were opened ahead and that nobody uses.
     pub fn clear(&self) {
         lock(&self.streams).clear();
         lock(&self.packets).clear();
@@ -52,22 +69,32 @@ impl Sockets {
     ///
     /// # Errors
     /// It cannot be made as `options` ask, or the address is taken.
-    pub fn tcp(&self, options: &TcpListen, address: SocketAddr) -> Result<TcpListener, SocketError> {
-        match opened(&self.streams, options, address, TcpListener::try_clone) {
-            Some(socket) => Ok(socket),
-            None => self.new_tcp(options, address, true),
-        }
+    pub fn tcp(
+        self: &Arc<Self>,
+        options: &TcpListen,
+        address: SocketAddr,
+    ) -> Result<(TcpListener, Hold), SocketError> {
+        let (socket, number) = match opened(&self.streams, options, address, TcpListener::try_clone) {
+            Some(found) => found,
+            None => self.new_tcp(options, address, true)?,
+        };
+        Ok((socket, self.hold(number)))
     }
 
     /// A socket that waits for datagrams.
     ///
     /// # Errors
     /// As for [`Self::tcp`].
-    pub fn udp(&self, options: &UdpOptions, address: SocketAddr) -> Result<UdpSocket, SocketError> {
-        match opened(&self.packets, options, address, UdpSocket::try_clone) {
-            Some(socket) => Ok(socket),
-            None => self.new_udp(options, address, true),
-        }
+    pub fn udp(
+        self: &Arc<Self>,
+        options: &UdpOptions,
+        address: SocketAddr,
+    ) -> Result<(UdpSocket, Hold), SocketError> {
+        let (socket, number) = match opened(&self.packets, options, address, UdpSocket::try_clone) {
+            Some(found) => found,
+            None => self.new_udp(options, address, true)?,
+        };
+        Ok((socket, self.hold(number)))
     }
 
     /// Opens what [`Self::tcp`] will give, and says where it listens.
@@ -75,7 +102,7 @@ impl Sockets {
     /// # Errors
     /// As there.
     pub fn open_tcp(&self, options: &TcpListen, address: SocketAddr) -> Result<SocketAddr, SocketError> {
-        Ok(self.new_tcp(options, address, false)?.local_addr().unwrap_or(address))
+        Ok(self.new_tcp(options, address, false)?.0.local_addr().unwrap_or(address))
     }
 
     /// Opens what [`Self::udp`] will give.
@@ -86,18 +113,23 @@ impl Sockets {
         self.new_udp(options, address, false).map(drop)
     }
 
+    fn hold(self: &Arc<Self>, number: u64) -> Hold {
+        Hold { number, sockets: Arc::downgrade(self) }
+    }
+
     fn new_tcp(
         &self,
         options: &TcpListen,
         address: SocketAddr,
         used: bool,
-    ) -> Result<TcpListener, SocketError> {
+    ) -> Result<(TcpListener, u64), SocketError> {
         let before = lock(&self.before).clone();
         let before = before.as_ref().map(|before| &before.streams);
         let same = inherited(&self.streams, before, options, address, TcpListener::try_clone);
         let socket = same.map_or_else(|| tcp_listener(options, address), Ok)?;
-        keep(&self.streams, options, address, socket.try_clone(), used);
-        Ok(socket)
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        keep(&self.streams, (number, used), options, address, socket.try_clone());
+        Ok((socket, number))
     }
 
     fn new_udp(
@@ -105,13 +137,14 @@ impl Sockets {
         options: &UdpOptions,
         address: SocketAddr,
         used: bool,
-    ) -> Result<UdpSocket, SocketError> {
+    ) -> Result<(UdpSocket, u64), SocketError> {
         let before = lock(&self.before).clone();
         let before = before.as_ref().map(|before| &before.packets);
         let same = inherited(&self.packets, before, options, address, UdpSocket::try_clone);
         let socket = same.map_or_else(|| udp_socket(options, address), Ok)?;
-        keep(&self.packets, options, address, socket.try_clone(), used);
-        Ok(socket)
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        keep(&self.packets, (number, used), options, address, socket.try_clone());
+        Ok((socket, number))
     }
 }
 
@@ -121,18 +154,18 @@ impl<O: PartialEq, S> Kept<O, S> {
     }
 }
 
-/// One that was opened ahead and is not used yet.
+/// One that was opened ahead and is not used yet, and its number.
 fn opened<O: PartialEq, S>(
     own: &Table<O, S>,
     options: &O,
     address: SocketAddr,
     again: impl Fn(&S) -> io::Result<S>,
-) -> Option<S> {
+) -> Option<(S, u64)> {
     let mut own = lock(own);
     let ahead = own.iter_mut().find(|kept| !kept.used && kept.is(options, address))?;
     let socket = again(&ahead.socket).ok()?;
     ahead.used = true;
-    Some(socket)
+    Some((socket, ahead.number))
 }
 
 /// One that the instance before has. Where several are asked for in the same way, which they can if the system is to
@@ -153,13 +186,13 @@ fn inherited<O: PartialEq, S>(
 /// Without a second descriptor there is nothing to hand over, which only a reload would notice.
 fn keep<O: Clone, S>(
     table: &Table<O, S>,
+    (number, used): (u64, bool),
     options: &O,
     address: SocketAddr,
     socket: io::Result<S>,
-    used: bool,
 ) {
     if let Ok(socket) = socket {
-        lock(table).push(Kept { address, options: options.clone(), socket, used });
+        lock(table).push(Kept { number, address, options: options.clone(), socket, used });
     }
 }
 
@@ -181,32 +214,26 @@ mod tests {
         let (tcp, udp) = (TcpListen::default(), UdpOptions::default());
         let old = Arc::new(Sockets::default());
         let (streams, packets) = (old.tcp(&tcp, any).unwrap(), old.udp(&udp, any).unwrap());
-        let (place, mailbox) = (streams.local_addr().unwrap(), packets.local_addr().unwrap());
+        let (place, mailbox) = (streams.0.local_addr().unwrap(), packets.0.local_addr().unwrap());
 
-        let new = Sockets::default();
+        let new = Arc::new(Sockets::default());
         assert!(new.tcp(&tcp, place).is_err(), "the address is taken");
         new.inherit(Arc::clone(&old));
         // It is what was asked for that counts, so that a free port stays the same one.
         let (next, next_packets) = (new.tcp(&tcp, any).unwrap(), new.udp(&udp, any).unwrap());
-        assert_eq!(next.local_addr().unwrap(), place);
-        assert_eq!(next_packets.local_addr().unwrap(), mailbox);
-        assert_ne!(new.tcp(&tcp, any).unwrap().local_addr().unwrap(), place, "there was only one");
+        assert_eq!(next.0.local_addr().unwrap(), place);
+        assert_eq!(next_packets.0.local_addr().unwrap(), mailbox);
+        let second = new.tcp(&tcp, any).unwrap();
+        assert_ne!(second.0.local_addr().unwrap(), place, "there was only one");
         let other = TcpListen { fast_open: true, ..TcpListen::default() };
-        assert_ne!(new.tcp(&other, any).unwrap().local_addr().unwrap(), place, "not in the same way");
+        assert_ne!(new.tcp(&other, any).unwrap().0.local_addr().unwrap(), place, "not in the same way");
         new.forget_before();
-
-        // Opened ahead, it is there when it is asked for; another one asked for alike is another one.
-        let ahead = Sockets::default();
-        let opened = ahead.open_tcp(&tcp, any).unwrap();
-        assert_eq!(ahead.tcp(&tcp, any).unwrap().local_addr().unwrap(), opened);
-        assert_ne!(ahead.tcp(&tcp, any).unwrap().local_addr().unwrap(), opened);
 
         // One that waits while the old instance ends is served by the new one.
         let mut waiting = TcpStream::connect(place).unwrap();
         drop((streams, packets));
-        old.clear();
-        next.set_nonblocking(false).unwrap();
-        let mut served = next.accept().unwrap().0;
+        next.0.set_nonblocking(false).unwrap();
+        let mut served = next.0.accept().unwrap().0;
         served.set_nonblocking(false).unwrap();
         served.write_all(b"here").unwrap();
         let mut answer = [0; 4];
@@ -214,7 +241,20 @@ mod tests {
         assert_eq!(&answer, b"here");
 
         drop((next, next_packets));
-        new.clear();
-        assert!(TcpStream::connect(place).is_err(), "all of it is closed");
+        assert!(TcpStream::connect(place).is_err(), "it is closed with its user");
+    }
+
+    #[test]
+    fn what_was_opened_ahead_is_there_when_it_is_asked_for() {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let (tcp, sockets) = (TcpListen::default(), Arc::new(Sockets::default()));
+        let opened = sockets.open_tcp(&tcp, any).unwrap();
+        let first = sockets.tcp(&tcp, any).unwrap();
+        assert_eq!(first.0.local_addr().unwrap(), opened);
+        let second = sockets.tcp(&tcp, any).unwrap();
+        assert_ne!(second.0.local_addr().unwrap(), opened, "another one asked for alike is another one");
+        let unused = sockets.open_tcp(&tcp, any).unwrap();
+        sockets.clear();
+        assert!(TcpStream::connect(unused).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! What sing-box accepts without a word although it does nothing, or not what its author meant: warnings only.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::server::find;
@@ -201,12 +202,16 @@ impl Listening {
 fn check_ports(inbounds: &[Tagged<InboundKind>], nodes: &[Node], cx: &mut Cx<'_>) {
     let all: Vec<_> =
         inbounds.iter().enumerate().filter_map(|(index, inbound)| Listening::of(index, inbound)).collect();
-    for (at, one) in all.iter().enumerate() {
-        let Some(earlier) = all[..at].iter().find(|earlier| earlier.meets(one)) else { continue };
-        let Some(node) = nodes.get(one.index) else { continue };
-        let message =
-            format!("port {} is taken by {} already", one.port, told(earlier.index, inbounds, nodes));
-        cx.warn(node.place_of("listen_port"), message);
+    let mut by_port: HashMap<&str, Vec<&Listening>> = HashMap::new();
+    for one in &all {
+        let earlier = by_port.entry(&one.port).or_default();
+        if let Some(taken) = earlier.iter().find(|earlier| earlier.meets(one))
+            && let Some(node) = nodes.get(one.index)
+        {
+            let by = told(taken.index, inbounds, nodes);
+            cx.warn(node.place_of("listen_port"), format!("port {} is taken by {by} already", one.port));
+        }
+        earlier.push(one);
     }
 }
 

@@ -14,13 +14,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use culvert_core::packet::{Packet, PacketBatch, PacketConn};
-use culvert_core::sockets::Sockets;
+use culvert_core::sockets::{Hold, Sockets};
 use culvert_core::throttle::Throttle;
 use culvert_core::udp::{Associations, PacketQueue};
 use culvert_core::{Dispatch, Incoming, Io, Network, Session, SessionId, StartError, Tag, UdpConn};
 use culvert_os::socket::UdpOptions;
 use culvert_wire::{BufChain, DecodeError, Room, Target};
 use tokio::net::UdpSocket;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -66,6 +67,14 @@ pub(super) enum Service {
     Relay(Arc<Secret>, Arc<Destinations>),
 }
 
+/// Serves in a task of its own, for as long as the socket is held.
+fn serve(hold: Hold, serving: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let _hold = hold;
+        serving.await;
+    })
+}
+
 impl PacketListener {
     /// Opens the socket ahead of the start.
     pub(super) fn open(&self, sockets: &Sockets, port: Option<u16>) -> Result<(), StartError> {
@@ -81,7 +90,7 @@ impl PacketListener {
     /// Begins to serve; `port` as for the socket.
     pub(super) fn start(&self, dispatch: &Dispatch, port: Option<u16>) -> Result<(), StartError> {
         let address = self.address(port);
-        let socket = dispatch
+        let (socket, hold) = dispatch
             .sockets()
             .udp(&self.options, address)
             .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
@@ -98,17 +107,17 @@ impl PacketListener {
         };
         let task = match self.service.clone() {
             Service::Open(access) => match &*access {
-                Access::None => tokio::spawn(serving.run(NoneServer)),
+                Access::None => serve(hold, serving.run(NoneServer)),
                 Access::Aead { cipher, users } => {
-                    tokio::spawn(serving.run(AeadServer::new(*cipher, Arc::clone(users))))
+                    serve(hold, serving.run(AeadServer::new(*cipher, Arc::clone(users))))
                 }
                 Access::Edition2022 { cipher, key, users } => {
-                    tokio::spawn(serving.run(Server2022::new(*cipher, key, users.clone())))
+                    serve(hold, serving.run(Server2022::new(*cipher, key, users.clone())))
                 }
             },
             Service::Relay(key, destinations) => {
                 let Some(blocks) = Blocks::new(key.bytes()) else { return Ok(()) };
-                tokio::spawn(serving.run(RelayServer { blocks, destinations, clients: HashMap::new() }))
+                serve(hold, serving.run(RelayServer { blocks, destinations, clients: HashMap::new() }))
             }
         };
         self.running.set(local, task, ());

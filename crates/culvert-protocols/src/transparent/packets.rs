@@ -124,7 +124,7 @@ impl PacketListener {
     /// Begins to serve; `port` as for the socket.
     fn start(&self, dispatch: &Dispatch, port: Option<u16>) -> Result<(), StartError> {
         let address = self.address(port);
-        let socket = dispatch
+        let (socket, hold) = dispatch
             .sockets()
             .udp(&self.options, address)
             .map_err(|source| StartError::Listen { tag: self.tag.clone(), source })?;
@@ -146,7 +146,10 @@ impl PacketListener {
             clean_at: CLEAN_AT,
             dispatch: dispatch.clone(),
         };
-        let task = tokio::spawn(serving.run());
+        let task = tokio::spawn(async move {
+            let _hold = hold;
+            serving.run().await;
+        });
         self.running.set(local, task, ());
         Ok(())
     }

@@ -191,7 +191,7 @@ async fn what_comes_with_the_request_is_not_lost() {
         let mut bytes =
             format!("GET /ws/aGk HTTP/1.1\r\n{UPGRADE}X-Forwarded-For: 198.51.100.9\r\n\r\n").into_bytes();
         bytes.extend(
-            b"\x81\x02no\x89\x81\x01\x02\x03\x04q\x02\x01 \x80\x85\x37\xfa\x21\x3d\x5f\x9f\x4d\x51\x58",
+            b"\x81\x82\0\0\0\0no\x89\x81\x01\x02\x03\x04q\x02\x81\0\0\0\0 \x80\x85\x37\xfa\x21\x3d\x5f\x9f\x4d\x51\x58",
         );
         write_in_pieces(&mut conn, &bytes, cuts).await.unwrap();
         let mut inside = caught.recv().await.unwrap();
@@ -207,7 +207,7 @@ async fn what_comes_with_the_request_is_not_lost() {
         let mut pong = [0; 3];
         conn.read_exact(&mut pong).await.unwrap();
         assert_eq!(&pong, b"\x8a\x01p");
-        conn.write_all(b"\x88\x02\x03\xe8").await.unwrap();
+        conn.write_all(b"\x88\x82\0\0\0\0\x03\xe8").await.unwrap();
         assert_eq!(inside.conn.read(&mut got).await.unwrap(), 0);
         inside.conn.shutdown().await.unwrap();
         let mut close = Vec::new();
@@ -228,7 +228,7 @@ async fn data_behind_the_answer_to_our_end_still_counts() {
     inside.shutdown().await.unwrap();
     let mut close = [0; 4];
     conn.read_exact(&mut close).await.unwrap();
-    conn.write_all(b"\x88\x02\x03\xe8\x82\x04more").await.unwrap();
+    conn.write_all(b"\x88\x82\0\0\0\0\x03\xe8\x82\x84\0\0\0\0more").await.unwrap();
     let mut more = [0; 4];
     inside.read_exact(&mut more).await.unwrap();
     assert_eq!(&more, b"more");
