@@ -151,7 +151,9 @@ impl PacketListener {
 
     /// Where a free port was asked for, both halves of the inbound have the same: `port`, if the other has one already.
     fn address(&self, port: Option<u16>) -> SocketAddr {
-        SocketAddr::new(self.address.ip(), port.unwrap_or(self.address.port()))
+        let mut address = self.address;
+        address.set_port(port.unwrap_or(address.port()));
+        address
     }
 
     /// Begins to serve; `port` as for the socket.
