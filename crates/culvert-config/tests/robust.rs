@@ -135,6 +135,6 @@ fn many_mistakes_of_any_kind_are_told_in_time() {
             Err(errors) => errors,
         };
         assert!(!findings.is_empty() && findings.len() < 1_000);
-        assert!(start.elapsed().as_secs() < 10, "{:?} for {}", start.elapsed(), &text[..40]);
+        assert!(start.elapsed().as_secs() < 30, "{:?} for {}", start.elapsed(), &text[..40]);
     }
 }
