@@ -155,7 +155,9 @@ struct Pieces {
 
 impl Pieces {
     fn take(want: usize, room: Room) -> Self {
-        let each = if room.is_none() { want } else { READ_MIN.min(room.max) };
+        // Whoever wants space around pieces seals each by itself; whoever only limits their length takes them as they are.
+        let plain = room.head == 0 && room.tail == 0;
+        let each = if plain { want.min(room.max) } else { READ_MIN.min(room.max) };
         let count = want.div_ceil(each).min(PIECES);
         let mut pieces = [const { None }; PIECES];
         pieces[..count].fill_with(|| Some(Buf::new(each, room.head, room.tail)));

@@ -5,8 +5,11 @@
 //! it enters the stock; large sizes come as untouched pages, so a 64 KiB buffer that only ever holds datagrams of
 //! 1400 bytes costs one page.
 //!
-//! The stock is bounded per size ([`Class::kept`]). [`trim`] empties the stocks of all threads; the program calls it when
-//! load has fallen.
+//! Where one thread fills buffers and another one empties them, a stock that is full hands half of itself to a common one,
+//! and a stock that is empty looks there before it asks the allocator, which would map and clear each buffer anew.
+//!
+//! Both are bounded per size ([`Class::kept`], [`Class::common`]). [`trim`] empties the stocks of all threads and the common
+//! one; the program calls it when load has fallen.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,14 +20,16 @@ pub(crate) struct Class {
     pub(crate) size: usize,
     /// How many idle buffers a thread keeps.
     kept: usize,
+    /// How many more all threads keep together.
+    common: usize,
 }
 
 /// Handshake heads, single datagrams and small requests; relayed streams; datagram trains; bulk.
 pub(crate) const CLASSES: [Class; 4] = [
-    Class { size: 2 << 10, kept: 64 },
-    Class { size: 17 << 10, kept: 32 },
-    Class { size: 66 << 10, kept: 32 },
-    Class { size: 260 << 10, kept: 4 },
+    Class { size: 2 << 10, kept: 64, common: 256 },
+    Class { size: 17 << 10, kept: 32, common: 128 },
+    Class { size: 66 << 10, kept: 32, common: 128 },
+    Class { size: 260 << 10, kept: 4, common: 16 },
 ];
 
 /// One thread's idle buffers. Only that thread takes and gives; the lock is there for [`trim`], which must reach the
@@ -35,6 +40,20 @@ struct Stock(Mutex<[Vec<Box<[u8]>>; CLASSES.len()]>);
 impl Stock {
     fn lock(&self) -> MutexGuard<'_, [Vec<Box<[u8]>>; CLASSES.len()]> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What threads have too much of and others may need.
+static COMMON: Mutex<[Vec<Box<[u8]>>; CLASSES.len()]> = Mutex::new([const { Vec::new() }; CLASSES.len()]);
+
+fn common() -> MutexGuard<'static, [Vec<Box<[u8]>>; CLASSES.len()]> {
+    COMMON.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Class {
+    /// How many change hands at once.
+    fn load(self) -> usize {
+        self.kept / 2
     }
 }
 
@@ -71,26 +90,41 @@ pub(crate) fn take(size: usize) -> Box<[u8]> {
     let Some(index) = CLASSES.iter().position(|class| class.size >= size) else {
         return vec![0; size].into_boxed_slice();
     };
-    MINE.try_with(|mine| mine.0.lock()[index].pop())
-        .ok()
-        .flatten()
-        .unwrap_or_else(|| vec![0; CLASSES[index].size].into_boxed_slice())
+    MINE.try_with(|mine| {
+        let idle = &mut mine.0.lock()[index];
+        if idle.is_empty() {
+            let common = &mut common()[index];
+            let left = common.len().saturating_sub(CLASSES[index].load());
+            idle.extend(common.drain(left..));
+        }
+        idle.pop()
+    })
+    .ok()
+    .flatten()
+    .unwrap_or_else(|| vec![0; CLASSES[index].size].into_boxed_slice())
 }
 
-/// Takes memory back; what is not of a class size, or more than the stock keeps, goes to the allocator.
+/// Takes memory back; what is not of a class size, or more than the stocks keep, goes to the allocator.
 pub(crate) fn give(memory: Box<[u8]>) {
     let Some(index) = CLASSES.iter().position(|class| class.size == memory.len()) else { return };
     // A thread that is ending has no stock any more; the memory is then simply freed.
     let _ = MINE.try_with(|mine| {
-        let mut idle = mine.0.lock();
-        if idle[index].len() < CLASSES[index].kept {
-            idle[index].push(memory);
+        let class = CLASSES[index];
+        let idle = &mut mine.0.lock()[index];
+        if idle.len() >= class.kept {
+            let common = &mut common()[index];
+            if common.len() + class.load() > class.common {
+                return;
+            }
+            common.extend(idle.drain(..class.load()));
         }
+        idle.push(memory);
     });
 }
 
 /// Frees the idle buffers of all threads.
 pub fn trim() {
+    drop(std::mem::take(&mut *common()));
     for stock in stocks().iter() {
         // Freed after the lock is released: the owner may want it.
         let idle = std::mem::take(&mut *stock.lock());
@@ -133,11 +167,25 @@ mod tests {
     }
 
     #[test]
-    fn stock_is_bounded() {
+    fn stocks_are_bounded() {
         let _alone = alone();
         let many: Vec<_> = (0..100).map(|_| take(200 << 10)).collect();
         many.into_iter().for_each(give);
         assert_eq!(idle_bytes(), CLASSES[3].kept * CLASSES[3].size);
+        assert_eq!(common()[3].len(), CLASSES[3].common);
+        trim();
+        assert_eq!((idle_bytes(), common()[3].len()), (0, 0));
+    }
+
+    #[test]
+    fn what_one_thread_has_too_much_of_another_one_takes() {
+        let _alone = alone();
+        let many: Vec<_> = (0..100).map(|_| take(60 << 10)).collect();
+        let places: Vec<_> = many.iter().map(|memory| memory.as_ptr() as usize).collect();
+        std::thread::spawn(|| many.into_iter().for_each(give)).join().unwrap();
+        let again = take(60 << 10);
+        assert!(places.contains(&(again.as_ptr() as usize)), "the allocator was not asked");
+        assert!(idle_bytes() > 0, "and some more came along");
     }
 
     #[test]

@@ -17,6 +17,8 @@ use super::engine::{Engine, Wait};
 
 /// Bytes of one piece where pieces have to be made anew.
 const PIECE: usize = 16 << 10;
+/// Longest piece that is asked for: one train. Longer ones would wait as a whole until their last byte is acknowledged.
+const TRAIN: usize = 64 << 10;
 
 /// A connection: a client's, or one that was opened from here. A client's is not answered before the dial has ended, see [`StreamConn::answer`].
 pub(crate) struct NetStream {
@@ -95,6 +97,10 @@ fn with_room(mut data: BufChain, room: Room) -> BufChain {
 }
 
 impl StreamConn for NetStream {
+    fn room(&self) -> Room {
+        Room { max: TRAIN, ..Room::NONE }
+    }
+
     fn poll_read_chain(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<io::Result<BufChain>> {
         let data =
             if self.held.is_empty() { ready!(self.poll_take(cx))? } else { std::mem::take(&mut self.held) };
