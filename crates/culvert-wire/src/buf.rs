@@ -59,6 +59,9 @@ pub struct Buf {
 }
 
 impl Buf {
+    /// Most bytes of memory that come from the pool, room included. Larger pieces are mapped and cleared for each use.
+    pub const LARGEST: usize = pool::CLASSES[pool::CLASSES.len() - 1].size;
+
     /// An empty piece that can take at least `capacity` bytes between `head` and `tail` bytes of room.
     #[must_use]
     pub fn new(capacity: usize, head: usize, tail: usize) -> Self {

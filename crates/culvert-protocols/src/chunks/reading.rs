@@ -235,7 +235,9 @@ impl Joined {
             self.expected = self.expected.saturating_sub(full.len());
             opened.push_back(full);
         }
-        let capacity = self.expected.min(max).max(space);
+        // A long read and what was left of the one before are more than the pool has in one piece.
+        let pooled = Buf::LARGEST.saturating_sub(head + tail);
+        let capacity = self.expected.min(max).min(pooled).max(space);
         self.current.get_or_insert_with(|| Buf::new(capacity, head, tail))
     }
 }

@@ -127,6 +127,20 @@ async fn a_small_piece_in_front_becomes_part_of_the_next() {
 }
 
 #[test]
+fn no_piece_is_larger_than_the_pool_has() {
+    let chunk = [&[0xFF, 0xFE][..], &[7; 0xFFFE], &[0xEE]].concat();
+    let sealed = chunk.repeat(Buf::LARGEST / chunk.len() + 2);
+    let mut reading = Reading::new(Bare { max: 0xFFFE }, pieces(&sealed, &[Buf::LARGEST], 0, 0));
+    for room in [Room::NONE, Room { head: 40, tail: 20, max: usize::MAX }] {
+        let opened = reading.open(room).unwrap();
+        for piece in opened.iter() {
+            assert!(piece.head() + piece.len() + piece.spare() <= Buf::LARGEST);
+        }
+        reading.take_in(pieces(&sealed, &[Buf::LARGEST], 0, 0));
+    }
+}
+
+#[test]
 fn data_comes_out_before_the_fault_behind_it() {
     let mut reading = Reading::new(Bare { max: 9 }, BufChain::copied(b"\0\x02ab\xee\0\x01c!\0\x01d\xee"));
     assert_eq!(reading.open(Room::NONE).unwrap().to_vec(), b"ab");
