@@ -123,13 +123,13 @@ fn servers_that_come_back_are_used_at_once_by_clients_that_hold_streams() {
             let Some(server) = server.program() else { return Ok(()) };
             for (name, outbound, inbound) in protocols() {
                 let pair = Pair::start(server.clone(), outbound, inbound).await?;
-                let first = pair.serve().await?;
+                let mut first = pair.serve().await?;
                 let mut held = Vec::new();
                 for _ in 0..20 {
                     held.push(pair.hold().await.map_err(|error| format!("{name}: {error}"))?);
                 }
                 first.signal("KILL").await?;
-                drop(first);
+                first.ended().await?;
                 let _second = pair.serve().await?;
                 let took = pair.recovered().await.map_err(|error| format!("{name}: {error}"))?;
                 ensure!(took < RECOVERY, "{name}: {} is used again after {took:?}", pair.server.name());
@@ -172,13 +172,17 @@ fn a_client_that_slept_for_long_goes_on() {
 
 /// Local ports of the UDP sockets that a process has open.
 fn udp_ports(process: u32) -> Vec<String> {
-    let table = std::fs::read_to_string(format!("/proc/{process}/net/udp")).unwrap();
+    // A socket for both families is in the second one.
+    let table: String = ["udp", "udp6"]
+        .iter()
+        .filter_map(|table| std::fs::read_to_string(format!("/proc/{process}/net/{table}")).ok())
+        .collect();
     let own: Vec<_> = std::fs::read_dir(format!("/proc/{process}/fd"))
         .unwrap()
         .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
         .map(|link| link.to_string_lossy().into_owned())
         .collect();
-    let rows = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     rows.filter(|row| row.len() > 9 && own.contains(&format!("socket:[{}]", row[9])))
         .map(|row| row[1].to_owned())
         .collect()
