@@ -41,6 +41,11 @@ impl NetStream {
         Self { id, engine, answered: true, local: Some(local), held: BufChain::new() }
     }
 
+    /// The client has been let in already; how its dial ends will show as the end of the stream.
+    pub(crate) fn set_answered(&mut self) {
+        self.answered = true;
+    }
+
     /// Waits until the peer has answered.
     pub(crate) fn poll_opened(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let id = self.id;
@@ -141,7 +146,7 @@ impl StreamConn for NetStream {
 }
 
 /// What a client is told whose dial failed: what it would have been told without a proxy in between.
-fn refusal(error: &DialError) -> Refusal {
+pub(super) fn refusal(error: &DialError) -> Refusal {
     match error {
         DialError::Outbound { source, .. } => refusal(source),
         DialError::Dropped(_) => Refusal::Drop,
