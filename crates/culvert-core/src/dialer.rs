@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use crate::udp::Resolving;
 use crate::{
-    BoxPackets, BoxStream, DialError, Network, Outbound, Resolver, Session, Strategy, TcpConn, UdpConn,
-    timeouts,
+    BoxPackets, BoxStream, DialError, Network, Outbound, PingConn, Resolver, Session, Strategy, TcpConn,
+    UdpConn, timeouts,
 };
 
 /// The dial fields of an outbound, made ready.
@@ -93,6 +93,23 @@ impl Dialer {
         }
         let conn = UdpConn::new(self.udp_socket()?);
         Ok(Box::new(Resolving::new(conn, Arc::clone(&self.resolver), self.strategy)))
+    }
+
+    /// A way for pings to `target`, straight out.
+    ///
+    /// # Errors
+    /// There is a detour, the target is a name without an address, or the system lets nobody ping.
+    pub async fn pings(&self, target: &Target) -> Result<BoxPackets, DialError> {
+        if let Some(detour) = &self.detour {
+            return Err(via(&**detour, DialError::Network(Network::Icmp)));
+        }
+        let Some(ip) = self.resolve(target).await?.first().copied() else {
+            return Err(DialError::Target { target: target.clone(), reason: "has no address" });
+        };
+        let socket = culvert_os::socket::ping_socket(&self.udp, ip.is_ipv6())?;
+        let conn = PingConn::new(socket, ip)
+            .map_err(|source| DialError::Handshake { phase: "open ping socket", source })?;
+        Ok(Box::new(conn))
     }
 
     /// A socket for datagrams, straight out: one for both families where the system has both.

@@ -467,7 +467,7 @@ async fn connect_by(
     if !outbound.carries(network) {
         return Err((Box::new(incoming), DialError::Network(network)));
     }
-    if network == Network::Udp {
+    if network != Network::Tcp {
         let upstream = match outbound.listen_packet(&incoming.session).await {
             Ok(upstream) => upstream,
             Err(error) => return Err((Box::new(incoming), error)),
@@ -475,7 +475,10 @@ async fn connect_by(
         let port = incoming.session.target.port;
         let inbound = incoming.udp_timeout.unwrap_or(timeouts::UDP_IDLE);
         let protocol = incoming.session.sniffed.as_ref().map(|sniffed| sniffed.protocol);
-        let by_port = || timeouts::udp_idle(protocol, port, inbound).min(inbound);
+        let by_port = || match network {
+            Network::Icmp => timeouts::PING_IDLE,
+            Network::Tcp | Network::Udp => timeouts::udp_idle(protocol, port, inbound).min(inbound),
+        };
         flow.set_idle_limit(udp_idle.unwrap_or_else(by_port));
         let Io::Packets(client) = incoming.io else { return Ok(None) };
         return Ok(Some(Connected::Packets { client, upstream }));
@@ -508,6 +511,9 @@ async fn fail(shared: &Shared, mut incoming: Incoming, flow: &Flow, error: &Dial
         // The client is to learn nothing: it sees silence until it gives up or the handshake's time is over.
         let _ = tokio::time::timeout(timeouts::HANDSHAKE, drain(&mut incoming)).await;
         return;
+    }
+    if let Io::Packets(conn) = &mut incoming.io {
+        conn.answer(&outcome);
     }
     let waits = incoming.reply.is_some();
     // A client that never reads what it is told must not hold on to the flow, which has no idle limit yet.

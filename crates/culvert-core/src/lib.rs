@@ -11,7 +11,7 @@
 //! | [`conn`] | [`StreamConn`]: a byte stream between two hops, with the fast paths the relay looks for |
 //! | [`duplex`] | a stream in memory |
 //! | [`packet`] | [`PacketConn`] and [`PacketBatch`]: datagrams, many at a time |
-//! | [`tcp`], [`udp`] | the two over kernel sockets |
+//! | [`tcp`], [`udp`], [`ping`] | the two over kernel sockets |
 //! | [`inbound`], [`listener`] | what serves clients, and the listener that most inbounds share |
 //! | [`sockets`] | the sockets they listen with, for a reload to go on with |
 //! | [`outbound`], [`dialer`] | what dials, and the dialer that most outbounds share |
@@ -38,6 +38,7 @@ pub mod inbound;
 pub mod listener;
 pub mod outbound;
 pub mod packet;
+pub mod ping;
 pub mod relay;
 pub mod resolve;
 mod serving;
@@ -58,6 +59,7 @@ pub use handshake::Handshake;
 pub use inbound::{Inbound, ServeError, StartError, StreamServer};
 pub use outbound::{DialError, Outbound};
 pub use packet::{BoxPackets, Packet, PacketBatch, PacketConn, Replayed};
+pub use ping::PingConn;
 pub use resolve::{ResolveError, Resolver, Strategy};
 pub use session::{Network, Session, SessionId, Sniffed, Tag};
 pub use tcp::TcpConn;

@@ -6,6 +6,8 @@ use std::task::{Context, Poll};
 
 use culvert_wire::{Buf, Room, Target};
 
+use crate::dispatch::DialOutcome;
+
 /// A boxed packet conn.
 pub type BoxPackets = Box<dyn PacketConn>;
 
@@ -167,6 +169,9 @@ pub trait PacketConn: Send + Unpin {
     /// # Errors
     /// The conn has ended or is broken.
     fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>>;
+
+    /// Tells a client that is answered by something else than bytes how its dial ended: a packet stack sends an error.
+    fn answer(&mut self, _outcome: &DialOutcome<'_>) {}
 }
 
 impl<C: PacketConn + ?Sized> PacketConn for Box<C> {
@@ -185,6 +190,10 @@ impl<C: PacketConn + ?Sized> PacketConn for Box<C> {
 
     fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
         (**self).poll_send(cx, batch)
+    }
+
+    fn answer(&mut self, outcome: &DialOutcome<'_>) {
+        (**self).answer(outcome);
     }
 }
 
@@ -229,6 +238,10 @@ impl PacketConn for Replayed {
 
     fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
         self.conn.poll_send(cx, batch)
+    }
+
+    fn answer(&mut self, outcome: &DialOutcome<'_>) {
+        self.conn.answer(outcome);
     }
 }
 

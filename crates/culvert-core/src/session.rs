@@ -41,6 +41,8 @@ pub enum Network {
     Tcp,
     /// Datagrams.
     Udp,
+    /// Pings: whole echo messages, as datagrams without ports.
+    Icmp,
 }
 
 impl Network {
@@ -50,6 +52,7 @@ impl Network {
         match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
+            Self::Icmp => "icmp",
         }
     }
 }

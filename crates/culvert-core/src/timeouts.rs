@@ -51,6 +51,8 @@ pub const UDP_IDLE: Duration = Duration::from_secs(5 * 60);
 pub const UDP_IDLE_QUERY: Duration = Duration::from_secs(10);
 /// Idle limit of QUIC and DTLS associations, likewise.
 pub const UDP_IDLE_QUIC: Duration = Duration::from_secs(30);
+/// Idle limit of one client's pings to one target.
+pub const PING_IDLE: Duration = Duration::from_secs(20);
 /// One name look-up, retries included.
 pub const RESOLVE: Duration = Duration::from_secs(10);
 /// Time before TCP keep-alive probes (`tcp_keep_alive`).

@@ -102,7 +102,11 @@ pub struct Rule {
     pub invert: bool,
 }
 
-/// Sets a link's MTU and brings it up.
+/// Packets that wait for the reader of a device. The system's 500 are gone in five milliseconds at 100,000 datagrams per
+/// second, which is less than a busy machine keeps a reader waiting.
+const QUEUE: u32 = 2048;
+
+/// Sets a link's MTU and the length of its queue, and brings it up.
 ///
 /// # Errors
 /// The kernel's; ENODEV without such a link.
@@ -114,6 +118,7 @@ pub fn bring_up(link: u32, mtu: u32) -> io::Result<()> {
     message.word(up);
     message.word(up);
     message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+    message.attribute(libc::IFLA_TXQLEN, &QUEUE.to_ne_bytes());
     message.send()
 }
 

@@ -317,6 +317,36 @@ pub fn path_mtu(target: SocketAddr) -> io::Result<u32> {
     u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// A socket for pings.
+#[derive(Debug)]
+pub struct PingSocket {
+    /// It sends and receives whole ICMP messages; the ports of addresses mean nothing.
+    pub socket: UdpSocket,
+    /// It is raw: it receives all ICMP messages of the host (IPv4: with their IP heads), and ids are as they were sent.
+    pub raw: bool,
+}
+
+/// Makes a socket for pings, icmp(7), or where the system has switched those off a raw one, raw(7).
+///
+/// # Errors
+/// Neither may be made, or not with these options.
+pub fn ping_socket(options: &UdpOptions, v6: bool) -> Result<PingSocket, SocketError> {
+    in_namespace(options.netns.as_deref(), || {
+        let (domain, protocol) =
+            if v6 { (Domain::IPV6, Protocol::ICMPV6) } else { (Domain::IPV4, Protocol::ICMPV4) };
+        let ip = if v6 { IpAddr::from(Ipv6Addr::UNSPECIFIED) } else { IpAddr::from(Ipv4Addr::UNSPECIFIED) };
+        let (socket, raw) = match sys::socket(domain, Type::DGRAM, protocol) {
+            Ok(socket) => (socket, false),
+            Err(source) => match sys::socket(domain, Type::RAW, protocol) {
+                Ok(socket) => (socket, true),
+                Err(_) => return Err(SocketError::Create { address: SocketAddr::new(ip, 0), source }),
+            },
+        };
+        mark_and_interface(&socket, options.mark, options.bind_interface.as_deref())?;
+        Ok(PingSocket { socket: socket.into(), raw })
+    })
+}
+
 /// How many bytes of what it receives the kernel keeps for a socket. Linux counts its own records too and doubles what it
 /// is asked for; this is half of that, to be held against [`UdpOptions::buffer`].
 ///

@@ -29,7 +29,7 @@ pub struct Offloads {
     pub udp: bool,
 }
 
-/// A TUN device; it goes when this is dropped.
+/// A TUN device, or one queue of it; the device goes when the last is dropped.
 #[derive(Debug)]
 pub struct Tun {
     fd: OwnedFd,
@@ -73,8 +73,30 @@ impl Tun {
     /// # Errors
     /// `NotFound` where the system has no TUN, `PermissionDenied` without CAP_NET_ADMIN, EBUSY if somebody else has it open.
     pub fn open(name: Option<&str>) -> io::Result<Self> {
-        let (fd, name) = sys::open_tun(name.unwrap_or(""))?;
+        let (fd, name) = sys::open_tun(name.unwrap_or(""), false)?;
         Ok(Self::with_offloads(fd, name))
+    }
+
+    /// Opens a device with so many queues, each by a descriptor of its own. The kernel gives a flow's packets to the queue
+    /// that last sent one of that flow, so whoever answers by the queue that asked has the whole flow. An existing device
+    /// of a single queue is taken with that.
+    ///
+    /// # Errors
+    /// As [`Tun::open`].
+    pub fn open_queues(name: Option<&str>, queues: usize) -> io::Result<Vec<Self>> {
+        if queues < 2 {
+            return Ok(vec![Self::open(name)?]);
+        }
+        let (fd, name) = match sys::open_tun(name.unwrap_or(""), true) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(vec![Self::open(name)?]),
+            first => first?,
+        };
+        let mut all = vec![Self::with_offloads(fd, name)];
+        while all.len() < queues {
+            let (fd, name) = sys::open_tun(all[0].name(), true)?;
+            all.push(Self::with_offloads(fd, name));
+        }
+        Ok(all)
     }
 
     /// Takes a device that is open already, made with the flags that [`Tun::open`] makes one with.

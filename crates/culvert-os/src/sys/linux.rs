@@ -435,7 +435,9 @@ fn check(result: c_int) -> io::Result<c_int> {
 
 /// Opens `/dev/net/tun` and makes it the device of this name, or of one that the system chooses (TUNSETIFF). Returns the
 /// name, too.
-pub(crate) fn open_tun(name: &str) -> io::Result<(OwnedFd, String)> {
+///
+/// With `many` it is a device of several queues (IFF_MULTI_QUEUE): each call with its name opens another one.
+pub(crate) fn open_tun(name: &str, many: bool) -> io::Result<(OwnedFd, String)> {
     let mut options = File::options();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
     let fd = OwnedFd::from(options.open("/dev/net/tun")?);
@@ -443,7 +445,8 @@ pub(crate) fn open_tun(name: &str) -> io::Result<(OwnedFd, String)> {
     let mut request = [0u8; size_of::<libc::ifreq>()];
     let room = request.get_mut(..name.len()).filter(|_| name.len() < libc::IFNAMSIZ);
     room.ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(name.as_bytes());
-    let flags = (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as u16;
+    let many = if many { libc::IFF_MULTI_QUEUE } else { 0 };
+    let flags = (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR | many) as u16;
     request[libc::IFNAMSIZ..libc::IFNAMSIZ + 2].copy_from_slice(&flags.to_ne_bytes());
     // SAFETY: `request` is as long as the struct that the call reads and writes, and holds plain bytes only.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, request.as_mut_ptr()) })?;

@@ -162,7 +162,7 @@ pub(crate) fn visit_interfaces(_: impl FnMut(&CStr, u32, Option<IpAddr>, Option<
     unsupported()
 }
 
-pub(crate) fn open_tun(_: &str) -> io::Result<(OwnedFd, String)> {
+pub(crate) fn open_tun(_: &str, _: bool) -> io::Result<(OwnedFd, String)> {
     unsupported()
 }
 

@@ -128,8 +128,8 @@ impl Outbound for Client {
         &self.tag
     }
 
-    fn carries(&self, _network: Network) -> bool {
-        true
+    fn carries(&self, network: Network) -> bool {
+        network != Network::Icmp
     }
 
     async fn dial(&self, session: &Session, early: &mut BufChain) -> Result<BoxStream, DialError> {

@@ -47,6 +47,9 @@ impl Outbound for Direct {
     }
 
     async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
+        if session.network == Network::Icmp {
+            return self.dialer.pings(&session.target).await;
+        }
         self.dialer.packets(session, &session.target).await
     }
 }

@@ -204,6 +204,7 @@ impl Outbound for Client {
         match network {
             Network::Tcp => self.tcp,
             Network::Udp => self.udp,
+            Network::Icmp => false,
         }
     }
 

@@ -106,7 +106,7 @@ impl Head {
         if let Some((network, target)) = peer {
             out.push(match network {
                 Network::Tcp => NETWORK_TCP,
-                Network::Udp => NETWORK_UDP,
+                Network::Udp | Network::Icmp => NETWORK_UDP,
             });
             AddressCodec::VLESS.encode(target, out);
         }

@@ -342,7 +342,7 @@ impl<'a> Carrier<'a> {
                 let stream = StreamSession::new(far, Arc::clone(&channel));
                 (Io::Stream(Box::new(stream)), Inbox::Stream(near))
             }
-            Network::Udp => {
+            Network::Udp | Network::Icmp => {
                 let (inbox, receiver) = mpsc::channel(PACKETS);
                 let packets = PacketSession::new(receiver, Arc::clone(&channel));
                 (Io::Packets(Box::new(packets)), Inbox::Packets { inbox, target: target.clone() })

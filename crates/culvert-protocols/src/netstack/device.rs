@@ -36,9 +36,16 @@ pub(crate) struct DeviceOptions<'a> {
 }
 
 impl DeviceOptions<'_> {
-    /// Makes it, and returns it with its number.
+    /// Makes it, and returns its one queue with its number.
     pub(crate) fn open(&self) -> Result<(Tun, u32), DeviceError> {
-        let tun = self.make()?;
+        let (mut queues, link) = self.open_queues(1)?;
+        Ok((queues.remove(0), link))
+    }
+
+    /// Makes it with so many queues, or fewer where it exists and has fewer. Returns them, at least one, with its number.
+    pub(crate) fn open_queues(&self, count: usize) -> Result<(Vec<Tun>, u32), DeviceError> {
+        let queues = self.make(count)?;
+        let tun = &queues[0];
         let failed = |what: &str| {
             let what = format!("{what} {}", tun.name());
             move |source| DeviceError::Io { what, source }
@@ -57,14 +64,14 @@ impl DeviceOptions<'_> {
             }
         }
         wait_for_addresses(&set);
-        Ok((tun, link))
+        Ok((queues, link))
     }
 
-    fn make(&self) -> Result<Tun, DeviceError> {
+    fn make(&self, queues: usize) -> Result<Vec<Tun>, DeviceError> {
         let numbered = (0..256).map(|number| format!("{}{number}", self.prefix));
         let free = || { numbered }.find(|name| iface::index(name).is_err());
         let name = self.name.map(str::to_owned).or_else(free);
-        Tun::open(name.as_deref()).map_err(|source| match source.kind() {
+        Tun::open_queues(name.as_deref(), queues).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => DeviceError::NoTun,
             io::ErrorKind::PermissionDenied => DeviceError::NotAllowed(self.instead),
             io::ErrorKind::ResourceBusy => DeviceError::InUse(name.unwrap_or_default()),

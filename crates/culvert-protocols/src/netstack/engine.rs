@@ -1,9 +1,10 @@
 //! The stack with its link: who may touch it, who waits for what.
 //!
-//! One lock guards the stack. The receiving task takes it once per batch of packets; a connection's task takes it to read or
-//! write, and sends what that made due, so that no byte waits for another task to run.
+//! One lock guards a stack. The receiving task takes it once per batch of packets; a connection's task takes it to read or
+//! write, and sends what that made due, so that no byte waits for another task to run. A device with several queues has a
+//! stack, a lock and a task for each, and a flow belongs to one of them.
 
-use std::collections::HashMap;
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -41,8 +42,10 @@ pub(crate) struct Engine {
 /// What the lock guards.
 pub(crate) struct Inner {
     pub(crate) stack: Stack,
-    /// Who waits for which connection.
-    waiting: HashMap<ConnId, Wakers>,
+    /// Who waits for which connection, by its place in the stack.
+    waiting: Vec<Wakers>,
+    /// Those whose wait is over. They are woken once the lock is free, since it is what they ask for first.
+    woken: Vec<Waker>,
     /// When the receiving task will look at the timers.
     pub(super) armed: Option<Instant>,
     /// Associations that were opened from here, by their own address.
@@ -52,6 +55,8 @@ pub(crate) struct Inner {
 
 #[derive(Default)]
 struct Wakers {
+    /// Whose they are: a place may have changed hands before the last holder is gone.
+    id: Option<ConnId>,
     read: Option<Waker>,
     write: Option<Waker>,
 }
@@ -66,7 +71,13 @@ pub(crate) enum Wait {
 impl Inner {
     /// Wakes `waker` when `wait` is over for a connection.
     pub(crate) fn wait(&mut self, id: ConnId, wait: Wait, waker: &Waker) {
-        let wakers = self.waiting.entry(id).or_default();
+        if self.waiting.len() <= id.place() {
+            self.waiting.resize_with(id.place() + 1, Wakers::default);
+        }
+        let wakers = &mut self.waiting[id.place()];
+        if wakers.id != Some(id) {
+            *wakers = Wakers { id: Some(id), ..Wakers::default() };
+        }
         let place = match wait {
             Wait::Read => &mut wakers.read,
             Wait::Write => &mut wakers.write,
@@ -77,9 +88,15 @@ impl Inner {
         }
     }
 
-    /// Forgets who waited for a connection.
+    /// Forgets who waited for a connection that is about to be released.
     pub(crate) fn forget(&mut self, id: ConnId) {
-        self.waiting.remove(&id);
+        if let Some(wakers) = self.waiting.get_mut(id.place()).filter(|wakers| wakers.id == Some(id)) {
+            *wakers = Wakers::default();
+        }
+        while self.waiting.pop_if(|wakers| wakers.id.is_none()).is_some() {}
+        if self.waiting.is_empty() {
+            self.waiting = Vec::new(); // gives its memory back
+        }
     }
 
     /// Forgets associations that have ended, now and then.
@@ -91,13 +108,15 @@ impl Inner {
     }
 
     pub(super) fn wake(&mut self, id: ConnId, read: bool, write: bool) {
-        let Some(wakers) = self.waiting.get_mut(&id) else { return };
-        if read && let Some(waker) = wakers.read.take() {
-            waker.wake();
-        }
-        if write && let Some(waker) = wakers.write.take() {
-            waker.wake();
-        }
+        let Some(wakers) = self.waiting.get_mut(id.place()).filter(|wakers| wakers.id == Some(id)) else {
+            return;
+        };
+        let read = if read { wakers.read.take() } else { None };
+        let write = if write { wakers.write.take() } else { None };
+        // Both directions of a connection are one task's.
+        let twice = read.as_ref().zip(write.as_ref()).is_some_and(|(read, write)| read.will_wake(write));
+        self.woken.extend(read);
+        self.woken.extend(write.filter(|_| !twice));
     }
 }
 
@@ -105,7 +124,8 @@ impl Engine {
     /// The stack on a link.
     pub(crate) fn new(link: Box<dyn Link>, stack: Stack) -> Arc<Self> {
         let opened = Associations::new(ASSOCIATIONS);
-        let inner = Inner { stack, waiting: HashMap::new(), armed: None, opened, tidy_at: TIDY_AT };
+        let inner =
+            Inner { stack, waiting: Vec::new(), woken: Vec::new(), armed: None, opened, tidy_at: TIDY_AT };
         let (blocked, sooner) = (Notify::new(), Notify::new());
         Arc::new(Self { link, inner: Mutex::new(inner), blocked, sooner })
     }
@@ -121,7 +141,9 @@ impl Engine {
         let mut inner = self.lock();
         let result = change(&mut inner, now);
         self.transmit(&mut inner, now);
+        let woken = std::mem::take(&mut inner.woken);
         drop(inner);
+        woken.into_iter().for_each(Waker::wake);
         self.link.flush();
         result
     }
@@ -141,6 +163,17 @@ impl Engine {
             inner.armed = Some(next);
             self.sooner.notify_one();
         }
+    }
+
+    /// Sends datagrams of one length, the last of which may be shorter, as far as the link takes them.
+    pub(crate) fn send_datagrams(
+        &self,
+        inner: &mut Inner,
+        source: SocketAddr,
+        target: SocketAddr,
+        datagrams: &[IoSlice<'_>],
+    ) {
+        inner.stack.send_datagrams(source, target, datagrams, &mut |out| self.link.send(&out, true));
     }
 
     /// Sends a datagram, or a train of them, if the link takes it.

@@ -1,7 +1,7 @@
 //! Whoever comes in through a stack: its connections and associations become sessions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use culvert_core::udp::Associations;
@@ -12,11 +12,13 @@ use culvert_stack::{ConnId, Delivery, Event, Received, Refusal};
 use culvert_wire::{Buf, BufChain, Host, Target};
 
 use super::engine::{Engine, Inner};
-use super::packets::NetPackets;
+use super::packets::{NetPackets, NetPings};
 use super::stream::NetStream;
 
 /// Most clients that can have an association at once.
 const ASSOCIATIONS: usize = 16 << 10;
+/// Most of them that ping.
+const PINGS: usize = 256;
 /// Associations at which ended ones are first looked for.
 const CLEAN_AT: usize = 64;
 
@@ -97,10 +99,55 @@ pub(crate) struct Gate {
     ground: Ground,
     /// Flows to the made up DNS address in the second that began then.
     dns_flows: (Instant, u32),
-    associations: Associations<SocketAddr>,
-    clean_at: usize,
+    clients: Clients,
+    /// Clients are answered before the dial.
+    early: bool,
+    /// Packets that are given to the stack under one lock.
+    batch: Vec<Received>,
+    /// Datagrams and pings that came among them, for after the lock.
+    datagrams: Vec<Datagram>,
+    pings: Vec<Echo>,
     /// Sessions that came up while the lock was held: one that is turned away takes the lock when it is dropped.
     sessions: Vec<Incoming>,
+}
+
+/// The associations of the clients of all gates of a device: one client's packets may come by several queues.
+#[derive(Clone)]
+pub(crate) struct Clients(Arc<Mutex<Table>>);
+
+struct Table {
+    associations: Associations<SocketAddr>,
+    clean_at: usize,
+    /// By client, target and the client's id.
+    pings: Associations<(IpAddr, IpAddr, u16)>,
+}
+
+impl Clients {
+    /// None yet, and not more than this device may have of what `dispatch` carries.
+    pub(crate) fn new(dispatch: &Dispatch) -> Self {
+        let associations = Associations::new(ASSOCIATIONS.min(dispatch.limit() / 4));
+        let pings = Associations::new(PINGS.min(dispatch.limit() / 4));
+        Self(Arc::new(Mutex::new(Table { associations, clean_at: CLEAN_AT, pings })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A ping on its way to its association: a whole message.
+struct Echo {
+    source: IpAddr,
+    target: IpAddr,
+    message: Buf,
+}
+
+/// A datagram, or a train of them, on its way to its association.
+struct Datagram {
+    source: SocketAddr,
+    target: SocketAddr,
+    data: Buf,
+    segment: u16,
 }
 
 impl Gate {
@@ -111,10 +158,14 @@ impl Gate {
         udp_timeout: Option<Duration>,
         ground: Ground,
     ) -> Self {
+        let clients = Clients::new(&dispatch);
         Self {
-            associations: Associations::new(ASSOCIATIONS.min(dispatch.limit() / 4)),
             dns_flows: (Instant::now(), 0),
-            clean_at: CLEAN_AT,
+            clients,
+            early: false,
+            batch: Vec::new(),
+            datagrams: Vec::new(),
+            pings: Vec::new(),
             sessions: Vec::new(),
             tag,
             engine,
@@ -122,6 +173,16 @@ impl Gate {
             udp_timeout,
             ground,
         }
+    }
+
+    /// Shares associations with the gates of other queues.
+    pub(crate) fn with_clients(self, clients: Clients) -> Self {
+        Self { clients, ..self }
+    }
+
+    /// Answers clients before their connections are made, if `early`.
+    pub(crate) fn accepting_early(self, early: bool) -> Self {
+        Self { early, ..self }
     }
 
     /// Looks at the timers.
@@ -136,20 +197,29 @@ impl Gate {
     }
 
     /// Gives packets to the stack for as long as `next` has some, all under one lock, and submits what comes of them.
-    pub(crate) fn receive(&mut self, mut next: impl FnMut() -> Option<Received>) {
+    pub(crate) fn receive(&mut self, next: impl FnMut() -> Option<Received>) {
+        self.batch.extend(std::iter::from_fn(next));
+        if self.batch.is_empty() {
+            return;
+        }
         let engine = Arc::clone(&self.engine);
+        let mut batch = std::mem::take(&mut self.batch);
         engine.with(|inner, now| {
-            while let Some(received) = next() {
+            for received in batch.drain(..) {
                 match inner.stack.receive(received, now) {
                     Some(Delivery::Datagram { source, target, data, segment }) => {
-                        self.deliver(inner, source, target, data, segment);
+                        self.datagram(inner, Datagram { source, target, data, segment });
                     }
-                    Some(Delivery::Echo { target, packet, .. }) => self.echo(inner, target, &packet),
+                    Some(Delivery::Echo { source, target, packet }) => {
+                        self.echo(inner, source, target, packet);
+                    }
                     None => {}
                 }
             }
             self.follow(inner, now);
         });
+        self.batch = batch;
+        self.deliver();
         self.submit();
     }
 
@@ -177,7 +247,11 @@ impl Gate {
             inner.stack.refuse(id, Refusal::Reset, now);
             return;
         }
-        let stream = NetStream::knocking(id, Arc::clone(&self.engine));
+        let mut stream = NetStream::knocking(id, Arc::clone(&self.engine));
+        if self.early {
+            inner.stack.accept(id, now);
+            stream.set_answered();
+        }
         let session = self.session(Network::Tcp, source, place.or(target));
         let io = Io::Stream(Box::new(stream));
         let early = BufChain::new();
@@ -209,23 +283,43 @@ impl Gate {
         *count <= PER_SECOND
     }
 
-    fn deliver(
-        &mut self,
-        inner: &mut Inner,
-        source: SocketAddr,
-        target: SocketAddr,
-        data: Buf,
-        segment: u16,
-    ) {
-        let from = Target { host: Host::from(source.ip()), port: source.port() };
-        let Err(answer) = inner.opened.give(&target, Packet { data, segment, peer: from }) else { return };
+    /// One for an association that was opened from here goes to it; others wait until the stack is not locked any more.
+    fn datagram(&mut self, inner: &mut Inner, datagram: Datagram) {
+        let Datagram { source, target, data, segment } = datagram;
+        let peer = Target { host: Host::from(source.ip()), port: source.port() };
+        let data = match inner.opened.give(&target, Packet { data, segment, peer }) {
+            Ok(()) => return,
+            Err(packet) => packet.data,
+        };
+        self.datagrams.push(Datagram { source, target, data, segment });
+    }
+
+    /// Gives datagrams to the associations of their clients.
+    fn deliver(&mut self) {
+        if self.datagrams.is_empty() && self.pings.is_empty() {
+            return;
+        }
+        let mut datagrams = std::mem::take(&mut self.datagrams);
+        let clients = self.clients.clone();
+        let mut table = clients.lock();
+        for datagram in datagrams.drain(..) {
+            self.deliver_to(&mut table, datagram);
+        }
+        self.datagrams = datagrams;
+        for ping in std::mem::take(&mut self.pings) {
+            self.ping(&mut table, ping);
+        }
+    }
+
+    fn deliver_to(&mut self, table: &mut Table, datagram: Datagram) {
+        let Datagram { source, target, data, segment } = datagram;
         let place = self.ground.place(target);
         if place == Place::Nobody {
             return;
         }
         let to = place.or(target);
         let peer = Target { host: Host::from(to.ip()), port: to.port() };
-        let Some(queue) = self.associations.deliver(&source, Packet { peer, ..answer }) else { return };
+        let Some(queue) = table.associations.deliver(&source, Packet { data, segment, peer }) else { return };
         if self.dispatch.is_full() || (place == Place::Dns && !self.dns_flow(Instant::now())) {
             return; // the queue is dropped, and the client's next packet tries again
         }
@@ -236,26 +330,54 @@ impl Gate {
             (Ground::Host(_), Place::Here(_)) => Some(target.ip()),
             (Ground::Host(_), _) => own,
         };
-        let packets = NetPackets::new(queue, Arc::clone(&self.engine), source, home);
+        let packets = NetPackets::new(queue, Arc::clone(&self.engine), source, target, home);
         let session = self.session(Network::Udp, source, to);
         let (io, udp_timeout) = (Io::Packets(Box::new(packets)), self.udp_timeout);
         self.sessions.push(Incoming { session, io, early: BufChain::new(), reply: None, udp_timeout });
-        if self.associations.len() >= self.clean_at {
-            self.associations.forget_ended();
-            self.clean_at = CLEAN_AT.max(self.associations.len() * 2);
+        if table.associations.len() >= table.clean_at {
+            table.associations.forget_ended();
+            table.clean_at = CLEAN_AT.max(table.associations.len() * 2);
         }
     }
 
-    /// A ping of the device's own address is answered. Nobody can say here whether others would answer, and a ping that
-    /// is always answered says that a tunnel is there; so they are told that there is no way.
-    fn echo(&self, inner: &mut Inner, target: IpAddr, packet: &[u8]) {
-        let answer = if self.ground.prefixes().iter().any(|own| own.ip == target) {
-            icmp::echo_reply(packet)
-        } else {
-            icmp::unreachable(packet, Unreachable::Host)
+    /// A ping of the device's own address is answered here. Others go where the rules say: a ping that is always answered
+    /// says that a tunnel is there, and nothing of whom it asks for.
+    fn echo(&mut self, inner: &mut Inner, source: IpAddr, target: IpAddr, mut packet: Buf) {
+        if self.ground.prefixes().iter().any(|own| own.ip == target) {
+            if let Some(answer) = icmp::echo_reply(&packet) {
+                inner.stack.send_packet(answer);
+            }
+            return;
+        }
+        let place = self.ground.place(SocketAddr::new(target, 0));
+        let message = culvert_stack::ip::parse(&packet).ok().filter(|_| place == Place::Elsewhere);
+        let Some(head) = message.filter(|head| head.payload.len() >= 8) else {
+            if let Some(answer) = icmp::unreachable(&packet, Unreachable::Host) {
+                inner.stack.send_packet(answer);
+            }
+            return;
         };
-        if let Some(answer) = answer {
-            inner.stack.send_packet(answer);
+        packet.truncate(head.payload.end);
+        packet.advance(head.payload.start);
+        self.pings.push(Echo { source, target, message: packet });
+    }
+
+    /// Gives a ping to its association.
+    fn ping(&mut self, table: &mut Table, Echo { source, target, message }: Echo) {
+        let id = u16::from_be_bytes([message[4], message[5]]);
+        let peer = Target { host: Host::from(target), port: 0 };
+        let key = (source, target, id);
+        let packet = Packet { data: message, segment: 0, peer };
+        let Some(queue) = table.pings.deliver(&key, packet) else { return };
+        if self.dispatch.is_full() {
+            return;
+        }
+        let pings = NetPings::new(queue, Arc::clone(&self.engine), source, target);
+        let session = self.session(Network::Icmp, SocketAddr::new(source, 0), SocketAddr::new(target, 0));
+        let io = Io::Packets(Box::new(pings));
+        self.sessions.push(Incoming { session, io, early: BufChain::new(), reply: None, udp_timeout: None });
+        if table.pings.len() >= PINGS / 2 {
+            table.pings.forget_ended();
         }
     }
 }

@@ -17,5 +17,5 @@ mod stream;
 
 pub(crate) use device::{DeviceError, DeviceOptions};
 pub(crate) use engine::{Engine, Link};
-pub(crate) use gate::{Gate, Ground};
+pub(crate) use gate::{Clients, Gate, Ground};
 pub(crate) use open::{bind, connect};

@@ -54,6 +54,7 @@ impl Outbound for Client {
         match network {
             Network::Tcp => self.tcp,
             Network::Udp => self.udp && (self.version == Version::V5 || self.udp_over_tcp.is_some()),
+            Network::Icmp => false,
         }
     }
 

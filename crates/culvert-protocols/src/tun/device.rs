@@ -62,15 +62,15 @@ pub(super) struct AutoRoute {
 }
 
 impl Device {
-    /// Makes the device.
-    pub(super) fn open(&self) -> Result<Tun, DeviceError> {
+    /// Makes the device with so many queues, or fewer where it exists and has fewer.
+    pub(super) fn open(&self, queues: usize) -> Result<Vec<Tun>, DeviceError> {
         match &self.netns {
-            Some(netns) => netns::within(netns, || self.open_here())?,
-            None => self.open_here(),
+            Some(netns) => netns::within(netns, || self.open_here(queues))?,
+            None => self.open_here(queues),
         }
     }
 
-    fn open_here(&self) -> Result<Tun, DeviceError> {
+    fn open_here(&self, queues: usize) -> Result<Vec<Tun>, DeviceError> {
         let options = DeviceOptions {
             name: self.name.as_deref(),
             prefix: "tun",
@@ -78,11 +78,11 @@ impl Device {
             addresses: &self.addresses,
             instead: "a mixed or socks inbound works without",
         };
-        let (tun, link) = options.open()?;
+        let (queues, link) = options.open_queues(queues)?;
         if let Some(route) = &self.auto_route {
-            self.add_routes(route, link, tun.name())?;
+            self.add_routes(route, link, queues[0].name())?;
         }
-        Ok(tun)
+        Ok(queues)
     }
 
     fn add_routes(&self, route: &AutoRoute, link: u32, name: &str) -> Result<(), DeviceError> {

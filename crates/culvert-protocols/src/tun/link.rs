@@ -1,6 +1,7 @@
 //! The device under the stack, and the task that receives.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 
 use culvert_os::tun::{Outgoing as Header, Tun};
@@ -8,6 +9,7 @@ use culvert_stack::{Outgoing, Received};
 use culvert_wire::Buf;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
 use tracing::debug;
 
 use crate::netstack::{Gate, Link};
@@ -16,6 +18,8 @@ use crate::netstack::{Gate, Link};
 const PACKET: usize = 65_535;
 /// Packets that are received under one lock.
 const BATCH: usize = 64;
+/// Longest packet that is copied out of the memory it was received in.
+const SHORT: usize = 2 << 10;
 
 /// A device that takes the packets of a stack.
 #[derive(Clone)]
@@ -54,28 +58,33 @@ impl Link for DeviceLink {
     }
 }
 
-/// The task that receives for all.
+/// The task that receives for all connections of one queue.
 pub(super) struct Receiving {
     link: DeviceLink,
     gate: Gate,
+    /// Where the next packet is received; there while packets come.
+    place: Option<Buf>,
 }
 
 impl Receiving {
     pub(super) fn new(link: DeviceLink, gate: Gate) -> Self {
-        Self { link, gate }
+        Self { link, gate, place: None }
     }
 
     /// Runs until it is dropped, or the device is gone.
     pub(super) async fn run(mut self) -> io::Result<()> {
         let (engine, tun) = (Arc::clone(&self.gate.engine), Arc::clone(&self.link.0));
+        // What is waited for stays registered from one turn to the next.
+        let mut due = pin!(tokio::time::sleep_until(Instant::now()));
+        let mut sooner = pin!(engine.sooner.notified());
+        let mut blocked = pin!(engine.blocked.notified());
         loop {
-            let next = engine.armed();
-            let due = async {
-                match next {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let next = engine.armed().map(Instant::from_std);
+            if let Some(next) = next
+                && due.deadline() != next
+            {
+                due.as_mut().reset(next);
+            }
             tokio::select! {
                 ready = tun.readable() => {
                     let mut ready = ready?;
@@ -83,11 +92,12 @@ impl Receiving {
                         ready.clear_ready();
                     }
                 }
-                () = due => self.gate.on_timeout(),
-                () = engine.sooner.notified() => {}
-                () = engine.blocked.notified() => {
+                () = &mut due, if next.is_some() => self.gate.on_timeout(),
+                () = &mut sooner => sooner.set(engine.sooner.notified()),
+                () = &mut blocked => {
                     // Until it can be written to again.
                     tun.ready(Interest::WRITABLE).await?.clear_ready();
+                    blocked.set(engine.blocked.notified());
                     engine.with(|_, _| ());
                 }
             }
@@ -98,26 +108,42 @@ impl Receiving {
     fn receive(&mut self) -> io::Result<bool> {
         let mut left = BATCH;
         let mut outcome = Ok(true);
-        let tun = self.link.0.get_ref();
+        let (tun, place) = (self.link.0.get_ref(), &mut self.place);
         self.gate.receive(|| {
             left = left.checked_sub(1)?;
-            // As much room as a sealing layer may want before and behind the payload.
-            let mut packet = Buf::new(PACKET, 0, 0);
-            match tun.recv(&mut packet.spare_mut()[..PACKET]) {
-                Ok(received) => {
-                    packet.grow(received.len);
-                    Some(Received { packet, checked: received.checked, segment: received.segment })
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    outcome = Ok(false);
-                    None
-                }
+            match receive_one(tun, place) {
+                Ok(received) => Some(received),
                 Err(error) => {
-                    outcome = Err(error);
+                    outcome = if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) };
                     None
                 }
             }
         });
+        if matches!(outcome, Ok(false)) {
+            self.place = None;
+        }
         outcome
     }
+}
+
+/// Receives one packet. A long one keeps the memory it came in; a short one is copied out of it, so that no datagram or
+/// acknowledgement holds memory for 64 KiB.
+fn receive_one(tun: &Tun, place: &mut Option<Buf>) -> io::Result<Received> {
+    let mut packet = place.take().unwrap_or_else(|| Buf::new(PACKET, 0, 0));
+    let received = match tun.recv(&mut packet.spare_mut()[..PACKET]) {
+        Ok(received) => received,
+        Err(error) => {
+            *place = Some(packet);
+            return Err(error);
+        }
+    };
+    let packet = if received.len <= SHORT {
+        let short = Buf::copied(&packet.spare_mut()[..received.len]);
+        *place = Some(packet);
+        short
+    } else {
+        packet.grow(received.len);
+        packet
+    };
+    Ok(Received { packet, checked: received.checked, segment: received.segment })
 }

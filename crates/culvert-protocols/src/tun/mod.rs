@@ -8,10 +8,10 @@
 //! | file | |
 //! |---|---|
 //! | `device.rs` | the interface, its addresses, routes and rules |
-//! | `link.rs` | the device under the stack, and the task that receives |
+//! | `link.rs` | a queue of the device under a stack, and the task that receives |
 //!
 //! A client's connection is answered when the outbound has connected (or when a rule wants to sniff it), so that a closed
-//! port looks closed and a dead host dead.
+//! port looks closed and a dead host dead; with `early_accept` it is answered at once.
 //!
 //! Sources: SURFACE of sing-box 1.14.4 for the options. Not built yet: `auto_redirect`, rule-sets as routes, Android's
 //! options, setting the system's DNS servers; the stacks `system` and `mixed` are served by our own, which does the same.
@@ -29,14 +29,14 @@ use culvert_config::options::inbound::tun::{TunDnsMode, TunInbound};
 use culvert_config::options::listen::ListenOptions;
 use culvert_config::value::Prefix;
 use culvert_core::{Dispatch, Inbound, StartError, Tag};
-use culvert_os::netlink;
+use culvert_os::{netlink, tun};
 use culvert_stack::{Config, Offloads, Stack};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tracing::{error, info};
 
 use self::device::{AutoRoute, Device, others};
 use self::link::{DeviceLink, Receiving};
-use crate::netstack::{Engine, Gate, Ground};
+use crate::netstack::{Clients, Engine, Gate, Ground};
 use crate::table::{BuildInbound, inbound};
 use crate::{BuildError, InboundCx, Protocol};
 
@@ -96,6 +96,7 @@ impl BuildInbound for TunInbound {
             device,
             mtu,
             udp_timeout: self.udp_timeout.0.get(),
+            early_accept: self.early_accept,
             running: Mutex::new(None),
         }))
     }
@@ -156,7 +157,28 @@ struct TunListener {
     device: Device,
     mtu: u16,
     udp_timeout: Option<Duration>,
-    running: Mutex<Option<JoinHandle<()>>>,
+    early_accept: bool,
+    running: Mutex<Option<JoinSet<()>>>,
+}
+
+impl TunListener {
+    fn config(&self, does: tun::Offloads, dispatch: &Dispatch) -> Config {
+        Config {
+            mtu: self.mtu,
+            offloads: Offloads { checksum: does.tcp, tcp_segment: does.tcp, udp_segment: does.udp },
+            // There is no network on the way to the client, only memory.
+            initial_window: 1 << 20,
+            connections: dispatch.limit(),
+            time_wait: Duration::from_secs(1),
+            ..Config::default()
+        }
+    }
+}
+
+/// One queue for each core, as many as make a difference.
+fn queues() -> usize {
+    const MOST: usize = 8;
+    std::thread::available_parallelism().map_or(1, usize::from).min(MOST)
 }
 
 #[async_trait]
@@ -171,32 +193,27 @@ impl Inbound for TunListener {
 
     async fn start(&self, dispatch: &Dispatch) -> Result<(), StartError> {
         let failed = |phase| move |source| StartError::Io { tag: self.tag.clone(), phase, source };
-        let tun = self.device.open().map_err(io::Error::other).map_err(failed("start"))?;
-        let does = tun.offloads();
-        let offloads = Offloads { checksum: does.tcp, tcp_segment: does.tcp, udp_segment: does.udp };
-        let config = Config {
-            mtu: self.mtu,
-            offloads,
-            // There is no network on the way to the client, only memory.
-            initial_window: 1 << 20,
-            connections: dispatch.limit(),
-            time_wait: Duration::from_secs(1),
-            ..Config::default()
-        };
-        let name = tun.name().to_owned();
-        let link = DeviceLink::new(tun).map_err(failed("watch the device"))?;
-        let engine = Engine::new(Box::new(link.clone()), Stack::new(config, Instant::now()));
-        let ground = Ground::Made(self.device.addresses.clone());
-        let gate = Gate::new(self.tag.clone(), engine, dispatch.clone(), self.udp_timeout, ground);
-        let receiving = Receiving::new(link, gate);
+        let queues = self.device.open(queues()).map_err(io::Error::other).map_err(failed("start"))?;
+        let name = queues[0].name().to_owned();
+        let clients = Clients::new(dispatch);
+        let mut tasks = JoinSet::new();
+        for tun in queues {
+            let stack = Stack::new(self.config(tun.offloads(), dispatch), Instant::now());
+            let link = DeviceLink::new(tun).map_err(failed("watch the device"))?;
+            let engine = Engine::new(Box::new(link.clone()), stack);
+            let ground = Ground::Made(self.device.addresses.clone());
+            let gate = Gate::new(self.tag.clone(), engine, dispatch.clone(), self.udp_timeout, ground);
+            let gate = gate.with_clients(clients.clone()).accepting_early(self.early_accept);
+            let receiving = Receiving::new(link, gate);
+            let (tag, name) = (self.tag.clone(), name.clone());
+            tasks.spawn(async move {
+                if let Err(error) = receiving.run().await {
+                    error!("inbound/{tag}: the device {name} is gone: {error}");
+                }
+            });
+        }
         info!("inbound/{}: started at {name}", self.tag);
-        let tag = self.tag.clone();
-        let task = tokio::spawn(async move {
-            if let Err(error) = receiving.run().await {
-                error!("inbound/{tag}: the device {name} is gone: {error}");
-            }
-        });
-        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(tasks);
         Ok(())
     }
 
@@ -206,9 +223,8 @@ impl Inbound for TunListener {
 
     async fn close(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(task) = running {
-            task.abort();
-            let _ = task.await;
+        if let Some(mut tasks) = running {
+            tasks.shutdown().await;
             self.device.close();
         }
     }

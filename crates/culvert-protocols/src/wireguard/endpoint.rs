@@ -277,8 +277,8 @@ impl Outbound for Endpoint {
         &self.parts.tag
     }
 
-    fn carries(&self, _: Network) -> bool {
-        true
+    fn carries(&self, network: Network) -> bool {
+        network != Network::Icmp
     }
 
     async fn dial(&self, session: &Session, _: &mut BufChain) -> Result<BoxStream, DialError> {

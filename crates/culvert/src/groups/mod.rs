@@ -314,7 +314,8 @@ impl Outbound for Group {
     }
 
     async fn listen_packet(&self, session: &Session) -> Result<BoxPackets, DialError> {
-        let picked = self.pick(Network::Udp, Some(session)).ok_or(DialError::Network(Network::Udp))?;
+        let network = session.network;
+        let picked = self.pick(network, Some(session)).ok_or(DialError::Network(network))?;
         self.note_detoured(session.id);
         picked.outbound.listen_packet(session).await
     }

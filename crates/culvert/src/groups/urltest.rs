@@ -148,7 +148,7 @@ impl UrlTest {
 fn slot(network: Network) -> usize {
     match network {
         Network::Tcp => 0,
-        Network::Udp => 1,
+        Network::Udp | Network::Icmp => 1,
     }
 }
 

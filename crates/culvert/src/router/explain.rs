@@ -17,7 +17,7 @@ impl Router {
     pub(crate) async fn explain(&self, session: Session, process: Option<Process>) -> Vec<String> {
         let io = match session.network {
             Network::Tcp => Io::Stream(Box::new(duplex(1).0)),
-            Network::Udp => Io::Packets(Box::new(Gone)),
+            Network::Udp | Network::Icmp => Io::Packets(Box::new(Gone)),
         };
         let head = format!("{} connection to {}", session.network, session.target);
         let mut lines = Lines { process: process.map(Arc::new), lines: vec![head] };

@@ -266,6 +266,7 @@ pub(crate) fn session_facts(session: &Session) -> Facts<'_> {
         network: Some(match session.network {
             Network::Tcp => RuleNetwork::Tcp,
             Network::Udp => RuleNetwork::Udp,
+            Network::Icmp => RuleNetwork::Icmp,
         }),
         inbound: &session.inbound.name,
         user: session.user.as_deref(),

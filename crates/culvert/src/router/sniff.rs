@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use culvert_config::options::rule::{Sniff, Sniffer};
 use culvert_core::conn::read_chain;
-use culvert_core::{BoxPackets, Incoming, Io, PacketBatch, PacketConn, Replayed, Sniffed};
+use culvert_core::{BoxPackets, Incoming, Io, Network, PacketBatch, PacketConn, Replayed, Sniffed};
 use culvert_rules::sniff::{self, PacketSniffer, Protocol, Sniffers, StreamSniffer, Verdict};
 use culvert_wire::Room;
 
@@ -46,6 +46,7 @@ fn protocol(option: &Sniffer) -> Protocol {
 pub(super) async fn sniff(incoming: &mut Incoming, settings: &Settings) {
     let found = match &incoming.io {
         Io::Stream(_) => stream(incoming, settings).await,
+        Io::Packets(_) if incoming.session.network == Network::Icmp => None,
         Io::Packets(_) => packets(incoming, settings).await,
     };
     if let Some(sniff::Sniffed { protocol, domain, client }) = found {

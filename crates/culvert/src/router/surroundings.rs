@@ -164,6 +164,7 @@ impl Surroundings {
         let transport = match session.network {
             Network::Tcp => Transport::Tcp,
             Network::Udp => Transport::Udp,
+            Network::Icmp => return None,
         };
         let target = session.target.socket_addr();
         let found = tokio::task::spawn_blocking(move || {

@@ -5,8 +5,11 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use culvert_os::netlink::Prefix;
+use culvert_path::{Loss, Shape, link as path};
 use culvert_testkit::origin::{self, BANNER, End, Origin, Service, confirmation, fresh_seed, until_end};
 use culvert_testkit::peer::Peer;
 use culvert_testkit::ports::Port;
@@ -14,6 +17,7 @@ use culvert_testkit::{Result, ensure, pattern};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
 use crate::{culvert, run};
@@ -67,6 +71,7 @@ fn config(tun: Value) -> Value {
         "outbounds": [{ "type": "direct", "tag": "out" }],
         "route": { "rules": [
             { "ip_cidr": "10.99.0.9/32", "action": "reject" },
+            { "ip_cidr": "10.99.0.8/32", "action": "reject", "method": "drop" },
             { "ip_cidr": "10.99.0.0/16", "action": "route-options", "override_address": "127.0.0.1" },
             { "ip_cidr": "fd99::/16", "action": "route-options", "override_address": "::1" }
         ] }
@@ -141,10 +146,10 @@ fn streams_carry_every_byte_at_every_mtu() {
 #[test]
 fn many_streams_at_once_and_many_one_after_the_other() {
     alone("many_streams_at_once_and_many_one_after_the_other", || async {
-        let network = std::sync::Arc::new(Network::routed(json!({})).await?);
+        let network = Arc::new(Network::routed(json!({})).await?);
         let mut crowd = JoinSet::new();
         for number in 0..200u64 {
-            let network = std::sync::Arc::clone(&network);
+            let network = Arc::clone(&network);
             crowd.spawn(
                 async move { network.bulk(&format!("10.99.{}.7", number % 200), 200_000 + number).await },
             );
@@ -152,14 +157,24 @@ fn many_streams_at_once_and_many_one_after_the_other() {
         while let Some(outcome) = crowd.join_next().await {
             outcome??;
         }
-        for number in 0..2000u64 {
-            let seed = fresh_seed();
-            let mut stream =
-                network.ask("10.99.3.4", Service::Send { seed, length: 100 + number % 50 }).await?;
-            let received = origin::take(&mut stream, seed, None, |_| ()).await?;
-            ensure!(received == 100 + number % 50, "{received} bytes");
+        // Ten thousand, eight at a time.
+        let mut crowd = JoinSet::new();
+        for lane in 0..8u64 {
+            let network = Arc::clone(&network);
+            crowd.spawn(async move {
+                for number in 0..1250 {
+                    let (seed, length) = (fresh_seed(), 100 + (number + lane) % 50);
+                    let mut stream = network.ask("10.99.3.4", Service::Send { seed, length }).await?;
+                    let received = origin::take(&mut stream, seed, None, |_| ()).await?;
+                    ensure!(received == length, "{received} bytes");
+                }
+                Ok(())
+            });
         }
-        std::sync::Arc::into_inner(network).ok_or("a task is left")?.stop().await
+        while let Some(outcome) = crowd.join_next().await {
+            outcome??;
+        }
+        Arc::into_inner(network).ok_or("a task is left")?.stop().await
     });
 }
 
@@ -327,5 +342,163 @@ fn without_the_right_to_make_a_device_it_says_so() {
         ensure!(output.status.code() == Some(1), "{output:?}");
         ensure!(said.contains("CAP_NET_ADMIN") || said.contains("/dev/net/tun"), "{said}");
         Ok(())
+    });
+}
+
+/// Runs `client` on a thread in a second namespace. Its packets come to ours over an emulated path, and go into the device
+/// from there: the kernel's TCP of the one, our stack behind the other. What `client` sends by its channel becomes the MTU
+/// of the way back.
+///
+/// ```text
+/// client 10.66.0.2 ─ path ─ 10.66.0.1 [forwarding] ─ tunt ─ our stack ─ origin
+/// ```
+async fn over_a_path<F: Future<Output = Result>>(
+    shape: Shape,
+    client: impl FnOnce(Arc<Network>, UnboundedSender<u32>) -> F + Send + 'static,
+) -> Result {
+    let network = Arc::new(Network::routed(json!({ "mtu": 1500 })).await?);
+    let address = |last| [Prefix { ip: Ipv4Addr::new(10, 66, 0, last).into(), len: 24 }];
+    let near = path::End::open(1500, &address(1))?;
+    let device = near.name().to_owned();
+    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+    let (narrow, mut narrows) = tokio::sync::mpsc::unbounded_channel();
+    let theirs = Arc::clone(&network);
+    let client = std::thread::spawn(move || {
+        let ran = (|| -> Result {
+            culvert_os::netns::isolate_thread()?;
+            let far = path::End::open(1500, &address(2))?;
+            ip("route add 10.99.0.0/16 via 10.66.0.1");
+            let _link = path::Link::join([near, far], [shape.clone(), shape], 7)?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(client(theirs, narrow))
+        })();
+        ran.map_err(|error| error.to_string())
+    });
+    // Until the client is through and has dropped its end.
+    while let Some(mtu) = narrows.recv().await {
+        ip(&format!("link set dev {device} mtu {mtu}"));
+    }
+    client.join().map_err(|_| "the client panicked")??;
+    Arc::into_inner(network).ok_or("a task is left")?.stop().await
+}
+
+#[test]
+fn the_kernels_tcp_gets_every_byte_over_a_bad_path() {
+    alone("the_kernels_tcp_gets_every_byte_over_a_bad_path", || async {
+        let delay = Duration::from_millis(5);
+        let shape = Shape { delay, reorder: 0.1, late: delay, repeat: 0.01, ..Shape::default() };
+        over_a_path(shape.losing(Loss::Random(0.02)), |network, _narrow| async move {
+            network.bulk("10.99.1.2", 3 << 20).await?;
+            // A half-close arrives as one over such a path, too.
+            let seed = fresh_seed();
+            let mut stream = network.ask("10.99.1.2", Service::Digest { seed }).await?;
+            origin::send(&mut stream, seed, 100_000, |_| ()).await?;
+            stream.shutdown().await?;
+            let mut line = String::new();
+            tokio::time::timeout(STEP, stream.read_to_string(&mut line)).await??;
+            ensure!(line == confirmation(100_000), "the origin answered {line:?}");
+            Ok(())
+        })
+        .await
+    });
+}
+
+#[test]
+fn packets_that_must_get_shorter_on_the_way_do() {
+    alone("packets_that_must_get_shorter_on_the_way_do", || async {
+        let shape = Shape { delay: Duration::from_millis(2), ..Shape::default() };
+        over_a_path(shape, |network, narrow| async move {
+            let (seed, length) = (fresh_seed(), 24 << 20);
+            let mut stream = network.ask("10.99.1.2", Service::Send { seed, length }).await?;
+            // The way back gets narrow in the middle, and narrower: the system tells our stack by ICMP.
+            let mut steps = vec![(4u64 << 20, 1400), (12 << 20, 900)].into_iter().peekable();
+            let received = origin::take(&mut stream, seed, None, |at| {
+                while let Some((_, mtu)) = steps.next_if(|(from, _)| at >= *from) {
+                    let _ = narrow.send(mtu);
+                }
+            })
+            .await?;
+            ensure!(received == length, "{received} of {length} bytes came down");
+            network.bulk("10.99.1.2", 4 << 20).await
+        })
+        .await
+    });
+}
+
+/// Sends a ping, and returns the type of the message that comes back about it.
+fn ping(host: &str) -> Result<Option<u8>> {
+    let socket =
+        socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::RAW, Some(socket2::Protocol::ICMPV4))?;
+    socket.set_read_timeout(Some(Duration::from_secs(3)))?;
+    let target: std::net::IpAddr = host.parse()?;
+    let id = u16::from_be_bytes([0x77, u8::try_from(fresh_seed() % 256)?]);
+    // Echo request 1 with eight bytes of data; its words add up to what the checksum makes all ones.
+    let words = [0x0800u16, 0, id, 1, 0x1234, 0x5678, 0x9abc, 0xdef0];
+    let sum = words.iter().map(|word| u32::from(*word)).sum::<u32>();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    let words = words.iter().enumerate().map(|(at, word)| if at == 1 { sum } else { *word });
+    let message: Vec<u8> = words.flat_map(u16::to_be_bytes).collect();
+    socket.send_to(&message, &std::net::SocketAddr::new(target, 0).into())?;
+    let until = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < until {
+        let mut buffer = vec![0; 2000];
+        let Ok(length) = std::io::Read::read(&mut &socket, &mut buffer) else { return Ok(None) };
+        let source = std::net::IpAddr::from([buffer[12], buffer[13], buffer[14], buffer[15]]);
+        let answer = &buffer[20..length];
+        // An answer has our id; an error quotes our message behind an IP head.
+        let place = if answer[0] == 0 { 4 } else { 8 + 20 + 4 };
+        let ours = answer.get(place..place + 2) == Some(&id.to_be_bytes()[..]) && answer[0] != 8;
+        if ours && source == target {
+            let data = answer[0] != 0 || answer[8..] == message[8..];
+            ensure!(data, "another ping's answer");
+            return Ok(Some(answer[0]));
+        }
+    }
+    Ok(None)
+}
+
+#[test]
+fn pings_go_where_the_rules_say() {
+    alone("pings_go_where_the_rules_say", || async {
+        let network = Network::routed(json!({})).await?;
+        for (host, kind) in [
+            ("10.99.1.2", Some(0)),  // carried by the direct outbound
+            ("10.99.0.9", Some(3)),  // rejected: unreachable
+            ("10.99.0.8", None),     // dropped: silence
+            ("172.19.0.2", Some(3)), // nobody's address in the device's own network
+        ] {
+            let answer = tokio::task::spawn_blocking(move || ping(host).map_err(|error| error.to_string()));
+            let answer = answer.await??;
+            ensure!(answer == kind, "{host}: {answer:?}");
+        }
+        network.stop().await
+    });
+}
+
+#[test]
+fn rejected_datagrams_are_answered_by_an_error() {
+    alone("rejected_datagrams_are_answered_by_an_error", || async {
+        let network = Network::routed(json!({})).await?;
+        let socket = UdpSocket::bind("0.0.0.0:0").await?;
+        socket.connect("10.99.0.9:443").await?;
+        socket.send(b"hello?").await?;
+        let answer = tokio::time::timeout(STEP, socket.recv(&mut [0; 10])).await?;
+        let kind = answer.map(drop).unwrap_err().kind();
+        ensure!(kind == io::ErrorKind::ConnectionRefused, "{kind:?}");
+        network.stop().await
+    });
+}
+
+#[test]
+fn with_early_accept_a_client_need_not_wait() {
+    alone("with_early_accept_a_client_need_not_wait", || async {
+        let network = Network::routed(json!({ "early_accept": true })).await?;
+        network.bulk("10.99.1.2", 1 << 20).await?;
+        // Nobody listens there, which shows only afterwards.
+        let nobody = Port::reserve()?;
+        let mut stream = TcpStream::connect(("10.99.1.2", nobody.number())).await?;
+        let read = tokio::time::timeout(STEP, stream.read(&mut [0; 1])).await?;
+        ensure!(read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset), "{read:?}");
+        network.stop().await
     });
 }

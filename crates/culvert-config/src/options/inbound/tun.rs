@@ -85,6 +85,8 @@ options! {
         nat: NatOptions = ..,
         /// What turns packets into connections; `mixed` when absent.
         stack: Word<TunStack>,
+        /// Answers a client before its connection is made: less waiting, but a closed port looks open (not in sing-box).
+        early_accept: bool,
         /// For programs with a window.
         platform: Option<TunPlatform>,
         /// Ignored, since that is how UDP sessions are told apart anyway.
