@@ -14,6 +14,8 @@
 // The one place for unsafe code: each block names what makes it sound, and a test that would notice exercises it.
 #![allow(unsafe_code)]
 
+#[cfg(target_os = "linux")]
+pub mod cell;
 pub mod counting;
 pub mod iface;
 #[cfg(target_os = "linux")]

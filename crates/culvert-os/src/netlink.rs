@@ -38,6 +38,8 @@ pub(crate) const DUMP: u16 = 0x300;
 
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
+/// What rules of ours are marked with (`proto` of ip-rule(8)), so that those of others at the same places stay.
+const MADE_BY_US: u8 = 0xc7;
 /// Bytes before the body of a message.
 const HEADER: usize = 16;
 
@@ -54,6 +56,7 @@ mod fra {
     pub(super) const FWMASK: u16 = 16;
     pub(super) const OIFNAME: u16 = 17;
     pub(super) const UID_RANGE: u16 = 20;
+    pub(super) const PROTOCOL: u16 = 21;
     pub(super) const IP_PROTO: u16 = 22;
     pub(super) const DPORT_RANGE: u16 = 24;
 }
@@ -80,6 +83,8 @@ pub struct Rule {
     pub goto: Option<u32>,
     /// Does nothing: a place for others to go on at.
     pub nop: bool,
+    /// Says that there is no way.
+    pub unreachable: bool,
     /// Packets with this mark, under this mask.
     pub mark: Option<(u32, u32)>,
     /// Packets to this network.
@@ -230,7 +235,7 @@ pub fn delete_rule(rule: &Rule) -> io::Result<()> {
     rule.message(DELETE_RULE, REQUEST | ACK).send()
 }
 
-/// Takes out one rule, whatever it says, that stands at this place.
+/// Takes out one rule, whatever it says, that stands at this place and was made by [`add_rule`].
 ///
 /// # Errors
 /// The kernel's; ENOENT if there is none.
@@ -240,6 +245,7 @@ pub fn delete_rule_at(priority: u32, v6: bool) -> io::Result<()> {
     message.bytes(&[family, 0, 0, 0, 0, 0, 0, 0]);
     message.word(0);
     message.attribute(fra::PRIORITY, &priority.to_ne_bytes());
+    message.attribute(fra::PROTOCOL, &[MADE_BY_US]);
     message.send()
 }
 
@@ -248,11 +254,13 @@ impl Rule {
         const TO_TABLE: u8 = 1;
         const GOTO: u8 = 2;
         const NOP: u8 = 3;
+        const UNREACHABLE: u8 = 7;
         const INVERT: u32 = 2;
-        let action = match (self.goto, self.nop) {
-            (Some(_), _) => GOTO,
-            (None, true) => NOP,
-            (None, false) => TO_TABLE,
+        let action = match (self.goto, self.nop, self.unreachable) {
+            (Some(_), ..) => GOTO,
+            (None, true, _) => NOP,
+            (None, false, true) => UNREACHABLE,
+            (None, false, false) => TO_TABLE,
         };
         let len = |prefix: Option<Prefix>| prefix.map_or(0, |prefix| prefix.len);
         let family = if self.v6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
@@ -260,6 +268,7 @@ impl Rule {
         message.bytes(&[family, len(self.target), len(self.source), 0, 0, 0, 0, action]);
         message.word(if self.invert { INVERT } else { 0 });
         message.attribute(fra::PRIORITY, &self.priority.to_ne_bytes());
+        message.attribute(fra::PROTOCOL, &[MADE_BY_US]);
         if action == TO_TABLE {
             message.attribute(fra::TABLE, &self.table.to_ne_bytes());
         }
@@ -421,6 +430,34 @@ pub fn default_link(v6: bool) -> io::Result<Option<u32>> {
         }
     })?;
     Ok(best.map(|(_, link)| link))
+}
+
+/// Index of a link that a table has a route by; `None` if there is no such route, or no such table.
+///
+/// # Errors
+/// The kernel's.
+pub fn link_of_table(wanted: u32, v6: bool) -> io::Result<Option<u32>> {
+    const HEAD: usize = 12;
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET } as u8;
+    let mut message = Message::new(GET_ROUTE, REQUEST | DUMP);
+    message.bytes(&[family, 0, 0, 0, 0, 0, 0, 0]);
+    message.word(0);
+    let mut found = None;
+    message.dump(libc::NETLINK_ROUTE, |body| {
+        let [got, _, _, _, table, ..] = body else { return };
+        let (mut table, mut link) = (u32::from(*table), None);
+        for (kind, data) in attributes(body.get(HEAD..).unwrap_or_default()) {
+            match kind {
+                libc::RTA_TABLE => table = word_at(data, 0).unwrap_or(table),
+                libc::RTA_OIF => link = word_at(data, 0),
+                _ => {}
+            }
+        }
+        if *got == family && table == wanted {
+            found = found.or(link);
+        }
+    })?;
+    Ok(found)
 }
 
 /// A socket that becomes readable when links, addresses or routes change; it is read with [`crate::netlink::drain`].
@@ -624,6 +661,9 @@ mod tests {
             }
             assert!(ip("route show table 2022").contains("0.0.0.0/1 dev culvert-t"));
             assert!(ip("-6 route show table 2022").contains("default dev culvert-t"));
+            assert_eq!(link_of_table(2022, false).unwrap(), Some(link));
+            assert_eq!(link_of_table(2022, true).unwrap(), Some(link));
+            assert_eq!(link_of_table(2023, false).unwrap(), None);
             delete_route(prefix("0.0.0.0/1"), link, 2022).unwrap();
             assert!(delete_route(prefix("0.0.0.0/1"), link, 2022).is_err());
             let rules = [
@@ -647,6 +687,7 @@ mod tests {
                     ..Rule::default()
                 },
                 Rule { priority: 9010, nop: true, ..Rule::default() },
+                Rule { priority: 9011, unreachable: true, v6: true, ..Rule::default() },
             ];
             for rule in &rules {
                 add_rule(rule).unwrap();
@@ -662,8 +703,11 @@ mod tests {
                 assert!(four.contains(part), "{part}: {four}");
             }
             assert!(six.contains("9003: from all iif lo uidrange 0-5 lookup 2022"), "{six}");
+            assert!(six.contains("9011: from all unreachable"), "{six}");
+            ip("-6 rule add priority 9003 iif lo lookup 77");
             delete_rule_at(9003, true).unwrap();
-            assert!(delete_rule_at(9003, true).is_err());
+            assert!(delete_rule_at(9003, true).is_err(), "a rule of somebody else is not ours to take out");
+            ip("-6 rule delete priority 9003");
             for rule in &rules[1..] {
                 let _ = delete_rule(rule);
             }

@@ -572,3 +572,166 @@ pub(crate) fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
         }
     }
 }
+
+/// unshare(2) with CLONE_NEWNET and CLONE_NEWNS, and CLONE_NEWUSER if `user`: for the calling process, which has one thread.
+pub(crate) fn new_namespaces(user: bool) -> io::Result<()> {
+    let user = if user { libc::CLONE_NEWUSER } else { 0 };
+    // SAFETY: takes an integer. Only the kernel's view of this process changes.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS | user) }).map(drop)
+}
+
+/// mount(2) with MS_PRIVATE on everything: what is mounted from now on is not seen by others.
+pub(crate) fn make_mounts_private() -> io::Result<()> {
+    mount(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE)
+}
+
+/// mount(2) with MS_BIND.
+pub(crate) fn bind_mount(from: &std::path::Path, to: &std::path::Path) -> io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let text = |path: &std::path::Path| CString::new(path.as_os_str().as_bytes());
+    mount(&text(from)?, &text(to)?, libc::MS_BIND)
+}
+
+fn mount(from: &CStr, to: &CStr, flags: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: both texts end with a zero; the other pointers may be null for these flags.
+    check(unsafe { libc::mount(from.as_ptr(), to.as_ptr(), ptr::null(), flags, ptr::null()) }).map(drop)
+}
+
+/// F_SETFD without FD_CLOEXEC, fcntl(2). Returns the number of the descriptor.
+pub(crate) fn keep_on_exec(fd: BorrowedFd<'_>) -> io::Result<c_int> {
+    // SAFETY: F_SETFD takes an integer and touches no memory of ours.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) })?;
+    Ok(fd.as_raw_fd())
+}
+
+/// A copy of a descriptor that nobody here owns, F_DUPFD_CLOEXEC; the original is not passed on any more.
+pub(crate) fn take_over(number: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: both take integers and touch no memory of ours; a number without a descriptor is an error.
+    let fd = unsafe {
+        check(libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC))?;
+        check(libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3))?
+    };
+    // SAFETY: the call succeeded, so it is an open descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Room for one descriptor in a control message, aligned as the macros want it.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+/// sendmsg(2) with SCM_RIGHTS, cmsg(3).
+pub(crate) fn send_descriptor(stream: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<()> {
+    let part = IoSlice::new(bytes);
+    let mut control = Control([0; 64]);
+    // SAFETY: all zeros are a msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = (&raw const part).cast_mut().cast();
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    let size = size_of::<c_int>() as libc::c_uint;
+    // SAFETY: the macros compute; `control` has room for a head and one descriptor, which the checks of CMSG_FIRSTHDR see.
+    unsafe {
+        message.msg_controllen = libc::CMSG_SPACE(size) as _;
+        let head = libc::CMSG_FIRSTHDR(&message);
+        (*head).cmsg_level = libc::SOL_SOCKET;
+        (*head).cmsg_type = libc::SCM_RIGHTS;
+        (*head).cmsg_len = libc::CMSG_LEN(size) as _;
+        ptr::write_unaligned(libc::CMSG_DATA(head).cast::<c_int>(), fd.as_raw_fd());
+    }
+    // SAFETY: `message` points to `part` and `control`, both of which live until the call is over.
+    retry(|| unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL) }).map(drop)
+}
+
+/// recvmsg(2), and the first descriptor that came along.
+pub(crate) fn receive_descriptor(
+    stream: BorrowedFd<'_>,
+    bytes: &mut [u8],
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut part = IoSliceMut::new(bytes);
+    let mut control = Control([0; 64]);
+    // SAFETY: all zeros are a msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = (&raw mut part).cast();
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    // SAFETY: the macro computes. Room for one descriptor only, so that the kernel hands over no more.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<c_int>() as libc::c_uint) } as _;
+    // SAFETY: `message` points to memory that may be written and lives until the call is over.
+    let length =
+        retry(|| unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) })?;
+    // SAFETY: the kernel has filled in `control` as far as `msg_controllen` says, which the macro heeds. A descriptor in
+    // it was just made for this process, and nothing else owns it.
+    let fd = unsafe {
+        let head = libc::CMSG_FIRSTHDR(&message);
+        let rights = !head.is_null()
+            && (*head).cmsg_level == libc::SOL_SOCKET
+            && (*head).cmsg_type == libc::SCM_RIGHTS;
+        rights.then(|| OwnedFd::from_raw_fd(ptr::read_unaligned(libc::CMSG_DATA(head).cast::<c_int>())))
+    };
+    Ok((length, fd))
+}
+
+fn signal_set(signals: &[c_int]) -> libc::sigset_t {
+    // SAFETY: sigemptyset makes it a valid set, to which sigaddset adds.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in signals {
+            libc::sigaddset(&mut set, *signal);
+        }
+        set
+    }
+}
+
+/// pthread_sigmask(3) with SIG_BLOCK.
+pub(crate) fn block_signals(signals: &[c_int]) -> io::Result<()> {
+    let set = signal_set(signals);
+    // SAFETY: `set` is a valid set; the old one is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut()) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// sigwaitinfo(2) on blocked signals: which came, and whether a program sent it.
+pub(crate) fn wait_for_signal(signals: &[c_int]) -> io::Result<(c_int, bool)> {
+    let set = signal_set(signals);
+    // SAFETY: all zeros are a siginfo_t.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    loop {
+        // SAFETY: `set` is a valid set, and `info` may be written.
+        match check(unsafe { libc::sigwaitinfo(&set, &mut info) }) {
+            // SI_USER, SI_QUEUE and SI_TKILL are zero and below; what the kernel sends is above.
+            Ok(signal) => return Ok((signal, info.si_code <= 0)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// kill(2).
+pub(crate) fn kill(process: u32, signal: c_int) -> io::Result<()> {
+    let process = libc::pid_t::try_from(process).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: takes integers.
+    check(unsafe { libc::kill(process, signal) }).map(drop)
+}
+
+/// Raises a signal with its default meaning, after the limit of memory dumps was set to none.
+pub(crate) fn end_by(signal: c_int) {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let set = signal_set(&[signal]);
+    // SAFETY: `none` and `set` are valid and only read; SIG_DFL is a disposition of every signal.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
+        libc::raise(signal);
+    }
+}
+
+/// raise(3): to the calling thread.
+#[cfg(test)]
+pub(crate) fn signal_own_thread(signal: c_int) -> io::Result<()> {
+    // SAFETY: takes an integer.
+    check(unsafe { libc::raise(signal) }).map(drop)
+}

@@ -111,10 +111,48 @@ impl IpSet {
         prefixes
     }
 
+    /// All addresses of either.
+    pub fn with(&self, other: &Self) -> Self {
+        IpSetBuilder { v4: [&*self.v4, &*other.v4].concat(), v6: [&*self.v6, &*other.v6].concat() }.build()
+    }
+
+    /// The addresses that are not in `other`.
+    pub fn without(&self, other: &Self) -> Self {
+        Self {
+            v4: subtract(&self.v4, &other.v4, |last| last.checked_add(1), |first| first.checked_sub(1)),
+            v6: subtract(&self.v6, &other.v6, |last| last.checked_add(1), |first| first.checked_sub(1)),
+        }
+    }
+
     /// Heap bytes held.
     pub fn heap_size(&self) -> usize {
         size_of_val(&*self.v4) + size_of_val(&*self.v6)
     }
+}
+
+/// What is left of sorted, disjoint ranges without others.
+fn subtract<A: Copy + Ord>(
+    ranges: &[(A, A)],
+    others: &[(A, A)],
+    next: impl Fn(A) -> Option<A>,
+    previous: impl Fn(A) -> Option<A>,
+) -> Box<[(A, A)]> {
+    let mut left = Vec::with_capacity(ranges.len());
+    for &(first, last) in ranges {
+        let mut first = Some(first);
+        let begin = others.partition_point(|&(_, end)| first.is_some_and(|first| end < first));
+        for &(from, to) in others[begin..].iter().take_while(|&&(from, _)| from <= last) {
+            if let Some(first) = first
+                && let Some(before) = previous(from)
+                && first <= before
+            {
+                left.push((first, before));
+            }
+            first = next(to).filter(|after| *after <= last);
+        }
+        left.extend(first.map(|first| (first, last)));
+    }
+    left.into_boxed_slice()
 }
 
 fn search<A: Copy + Ord>(ranges: &[(A, A)], addr: A) -> bool {
@@ -189,7 +227,43 @@ mod tests {
         assert!(builder.build().is_empty());
     }
 
+    #[test]
+    fn what_is_left_without_the_private_networks() {
+        let all = set(&["0.0.0.0/0", "::/0"]);
+        let left = all.without(&set(&["10.0.0.0/8", "255.255.255.255/32", "0.0.0.0/32", "fc00::/7"]));
+        for inside in ["9.255.255.255", "11.0.0.0", "255.255.255.254", "0.0.0.1", "fe00::", "::"] {
+            assert!(left.contains(inside.parse().unwrap()), "{inside}");
+        }
+        for outside in ["10.0.0.0", "10.255.255.255", "255.255.255.255", "0.0.0.0", "fd00::1"] {
+            assert!(!left.contains(outside.parse().unwrap()), "{outside}");
+        }
+        assert!(all.without(&all).is_empty());
+        assert_eq!(all.without(&IpSet::default()), all);
+    }
+
     proptest! {
+        #[test]
+        fn with_and_without_are_of_each_address(
+            a in prop::collection::vec((0u32..300, 0u32..20), 0..20),
+            b in prop::collection::vec((0u32..300, 0u32..20), 0..20),
+        ) {
+            let build = |ranges: &[(u32, u32)]| {
+                let mut builder = IpSetBuilder::default();
+                for &(first, more) in ranges {
+                    let ends = [first, first + more].map(|end| Ipv4Addr::from(end).into());
+                    prop_assert!(builder.add_range(ends[0], ends[1]));
+                }
+                Ok(builder.build())
+            };
+            let (a, b) = (build(&a)?, build(&b)?);
+            let (with, without) = (a.with(&b), a.without(&b));
+            for probe in 0u32..330 {
+                let probe = Ipv4Addr::from(probe).into();
+                prop_assert_eq!(with.contains(probe), a.contains(probe) || b.contains(probe));
+                prop_assert_eq!(without.contains(probe), a.contains(probe) && !b.contains(probe));
+            }
+        }
+
         #[test]
         fn lookups_equal_a_linear_search(
             ranges in prop::collection::vec((0u32..300, 0u32..20), 0..40),
