@@ -9,7 +9,9 @@ use culvert_config::options::inbound::InboundKind;
 use culvert_config::options::listen::ListenOptions;
 use culvert_config::options::outbound::OutboundKind;
 use culvert_core::{Dialer, Inbound, Outbound, Tag};
+use culvert_rules::ip::IpSet;
 use thiserror::Error;
+use tokio::sync::watch;
 
 use crate::{
     anytls, block, carrier, direct, http, hysteria, hysteria2, mixed, mux, mux_cool, packetaddr, shadowsocks,
@@ -123,6 +125,19 @@ pub struct InboundCx<'a> {
     pub tag: Tag,
     /// Makes the dialers of those that dial by themselves.
     pub dialer: MakeDialer<'a>,
+    /// The networks of rule-sets, for those that route by them.
+    pub networks: Option<&'a Arc<dyn Networks>>,
+    /// The firewall marks that sockets of the configuration have.
+    pub marks: &'a [u32],
+}
+
+/// The networks that rule-sets speak of.
+pub trait Networks: Send + Sync {
+    /// All networks in the rule-sets with these tags, as they are at this moment.
+    fn of(&self, tags: &[String]) -> IpSet;
+
+    /// Changes whenever a rule-set does.
+    fn changes(&self) -> watch::Receiver<()>;
 }
 
 /// Makes a dialer of dial fields, with what the configuration says around them.
@@ -258,7 +273,12 @@ mod tests {
 
     #[test]
     fn options_without_an_engine_are_named() {
-        let cx = || InboundCx { tag: Tag::new("mixed", "in"), dialer: &crate::testing::no_dialer };
+        let cx = || InboundCx {
+            tag: Tag::new("mixed", "in"),
+            dialer: &crate::testing::no_dialer,
+            networks: None,
+            marks: &[],
+        };
         let ech = Some(InboundEch { enabled: true, ..InboundEch::default() });
         let mut tls = Box::new(InboundTls { enabled: true, insecure: true, ech, ..InboundTls::default() });
         let options =

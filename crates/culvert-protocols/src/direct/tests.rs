@@ -15,7 +15,12 @@ use crate::testing::{World, recv_packet, send_packets, target};
 
 async fn start(world: &World, options: &DirectInbound) -> (Arc<dyn Inbound>, Vec<SocketAddr>) {
     let inbound = options
-        .build(InboundCx { tag: Tag::new("direct", "in"), dialer: &crate::testing::no_dialer })
+        .build(InboundCx {
+            tag: Tag::new("direct", "in"),
+            dialer: &crate::testing::no_dialer,
+            networks: None,
+            marks: &[],
+        })
         .unwrap();
     inbound.start(&world.dispatch).await.unwrap();
     let addresses = inbound.local_addrs();

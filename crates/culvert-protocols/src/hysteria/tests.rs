@@ -34,7 +34,12 @@ async fn server(world: &World, change: impl FnOnce(&mut HysteriaInbound)) -> (Ar
     };
     change(&mut options);
     let inbound = options
-        .build(InboundCx { tag: culvert_core::Tag::new("hysteria", "in"), dialer: &no_dialer })
+        .build(InboundCx {
+            tag: culvert_core::Tag::new("hysteria", "in"),
+            dialer: &no_dialer,
+            networks: None,
+            marks: &[],
+        })
         .unwrap();
     inbound.start(&world.dispatch).await.unwrap();
     let port = inbound.local_addrs()[0].port();

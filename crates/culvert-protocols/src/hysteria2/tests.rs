@@ -91,7 +91,14 @@ fn inbound(options: &str) -> Arc<dyn Inbound> {
     );
     let loaded = load(&[culvert_config::Source::new("test", text.as_bytes())]).unwrap();
     let InboundKind::Hysteria2(options) = &loaded.options.inbounds[0].kind else { panic!("another type") };
-    options.build(InboundCx { tag: Tag::new("hysteria2", "in"), dialer: &crate::testing::no_dialer }).unwrap()
+    options
+        .build(InboundCx {
+            tag: Tag::new("hysteria2", "in"),
+            dialer: &crate::testing::no_dialer,
+            networks: None,
+            marks: &[],
+        })
+        .unwrap()
 }
 
 fn outbound(server: SocketAddr, options: &str) -> Arc<dyn Outbound> {

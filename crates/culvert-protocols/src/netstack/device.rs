@@ -18,6 +18,8 @@ pub(crate) enum DeviceError {
     NotAllowed(&'static str),
     #[error("the device {0} is in use by another program")]
     InUse(String),
+    #[error("{0}")]
+    Refused(String),
     #[error("{what}")]
     Io { what: String, source: io::Error },
     #[error(transparent)]

@@ -67,6 +67,11 @@ impl Ground {
         })
     }
 
+    /// Whether it is a host beyond us.
+    pub(crate) fn is_elsewhere(&self, to: SocketAddr) -> bool {
+        self.place(to) == Place::Elsewhere
+    }
+
     fn place(&self, to: SocketAddr) -> Place {
         const DNS: u16 = 53;
         let no_host = match to.ip() {

@@ -6,6 +6,8 @@
 //!                                        that are not this host's, and answers from them.
 //! ```
 //!
+//! The `tun` inbound has its `auto_redirect` connections served here too.
+//!
 //! Both need nothing from the client, so there is no handshake. A client that connects to the listener itself was not
 //! turned aside by anybody; it is turned away, since its target would be this very listener.
 //!
@@ -26,7 +28,7 @@ use culvert_core::Inbound;
 use culvert_core::listener::StreamInbound;
 
 use self::packets::PacketListener;
-use self::streams::{Found, Server};
+pub(crate) use self::streams::{Found, Server};
 use crate::fields::listen::listen;
 use crate::table::{BuildInbound, inbound};
 use crate::{BuildError, InboundCx, Protocol};

@@ -11,19 +11,19 @@ use culvert_wire::{BufChain, Target};
 
 /// Where the kernel keeps the address that a client has dialled.
 #[derive(Clone, Copy)]
-pub(super) enum Found {
+pub(crate) enum Found {
     /// In its table of rewritten connections.
     BeforeRewriting,
     /// Nothing was rewritten.
     AsLocalAddress,
 }
 
-pub(super) struct Server {
+pub(crate) struct Server {
     found: Found,
 }
 
 impl Server {
-    pub(super) fn new(found: Found) -> Self {
+    pub(crate) fn new(found: Found) -> Self {
         Self { found }
     }
 

@@ -45,8 +45,14 @@ async fn server(change: impl FnOnce(&mut TuicInbound)) -> Running {
     };
     change(&mut options);
     let world = World::new();
-    let inbound =
-        options.build(InboundCx { tag: culvert_core::Tag::new("tuic", "in"), dialer: &no_dialer }).unwrap();
+    let inbound = options
+        .build(InboundCx {
+            tag: culvert_core::Tag::new("tuic", "in"),
+            dialer: &no_dialer,
+            networks: None,
+            marks: &[],
+        })
+        .unwrap();
     inbound.start(&world.dispatch).await.unwrap();
     let port = inbound.local_addrs()[0].port();
     Running { world, inbound, port }
@@ -189,7 +195,12 @@ async fn a_client_begins_again_where_its_connection_has_ended() {
         };
         options.listen.listen_port = port;
         let inbound = options
-            .build(InboundCx { tag: culvert_core::Tag::new("tuic", "in"), dialer: &no_dialer })
+            .build(InboundCx {
+                tag: culvert_core::Tag::new("tuic", "in"),
+                dialer: &no_dialer,
+                networks: None,
+                marks: &[],
+            })
             .unwrap();
         if inbound.start(&world.dispatch).await.is_ok() {
             break Running { world, inbound, port };

@@ -4,7 +4,7 @@ use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 
-use culvert_os::tun::{Outgoing as Header, Tun};
+use culvert_os::tun::{Incoming, Outgoing as Header, Tun};
 use culvert_stack::{Outgoing, Received};
 use culvert_wire::Buf;
 use tokio::io::Interest;
@@ -12,7 +12,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::netstack::{Gate, Link};
+use super::nat::{Nat, Turn};
+use crate::netstack::{Gate, Ground, Link};
 
 /// Longest packet, with room for the heads of what may be made of it.
 const PACKET: usize = 65_535;
@@ -62,13 +63,21 @@ impl Link for DeviceLink {
 pub(super) struct Receiving {
     link: DeviceLink,
     gate: Gate,
+    turning: Option<Turning>,
     /// Where the next packet is received; there while packets come.
     place: Option<Buf>,
 }
 
+/// What turns packets around before the stack sees them.
+#[derive(Clone)]
+pub(super) struct Turning {
+    pub(super) nat: Arc<Nat>,
+    pub(super) ground: Ground,
+}
+
 impl Receiving {
-    pub(super) fn new(link: DeviceLink, gate: Gate) -> Self {
-        Self { link, gate, place: None }
+    pub(super) fn new(link: DeviceLink, gate: Gate, turning: Option<Turning>) -> Self {
+        Self { link, gate, turning, place: None }
     }
 
     /// Runs until it is dropped, or the device is gone.
@@ -108,14 +117,19 @@ impl Receiving {
     fn receive(&mut self) -> io::Result<bool> {
         let mut left = BATCH;
         let mut outcome = Ok(true);
-        let (tun, place) = (self.link.0.get_ref(), &mut self.place);
+        let (tun, place, turning) = (self.link.0.get_ref(), &mut self.place, self.turning.as_ref());
+        let now = std::time::Instant::now();
         self.gate.receive(|| {
-            left = left.checked_sub(1)?;
-            match receive_one(tun, place) {
-                Ok(received) => Some(received),
-                Err(error) => {
-                    outcome = if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) };
-                    None
+            loop {
+                left = left.checked_sub(1)?;
+                match receive_one(tun, place, turning, now) {
+                    Ok(Some(received)) => return Some(received),
+                    Ok(None) => {}
+                    Err(error) => {
+                        let empty = error.kind() == io::ErrorKind::WouldBlock;
+                        outcome = if empty { Ok(false) } else { Err(error) };
+                        return None;
+                    }
                 }
             }
         });
@@ -127,8 +141,13 @@ impl Receiving {
 }
 
 /// Receives one packet. A long one keeps the memory it came in; a short one is copied out of it, so that no datagram or
-/// acknowledgement holds memory for 64 KiB.
-fn receive_one(tun: &Tun, place: &mut Option<Buf>) -> io::Result<Received> {
+/// acknowledgement holds memory for 64 KiB. `None` if it was not the stack's.
+fn receive_one(
+    tun: &Tun,
+    place: &mut Option<Buf>,
+    turning: Option<&Turning>,
+    now: std::time::Instant,
+) -> io::Result<Option<Received>> {
     let mut packet = place.take().unwrap_or_else(|| Buf::new(PACKET, 0, 0));
     let received = match tun.recv(&mut packet.spare_mut()[..PACKET]) {
         Ok(received) => received,
@@ -137,13 +156,31 @@ fn receive_one(tun: &Tun, place: &mut Option<Buf>) -> io::Result<Received> {
             return Err(error);
         }
     };
+    let bytes = &mut packet.spare_mut()[..received.len];
+    if turning.is_some_and(|turning| turning.takes(bytes, &received, tun, now)) {
+        *place = Some(packet);
+        return Ok(None);
+    }
     let packet = if received.len <= SHORT {
-        let short = Buf::copied(&packet.spare_mut()[..received.len]);
+        let short = Buf::copied(bytes);
         *place = Some(packet);
         short
     } else {
         packet.grow(received.len);
         packet
     };
-    Ok(Received { packet, checked: received.checked, segment: received.segment })
+    Ok(Some(Received { packet, checked: received.checked, segment: received.segment }))
+}
+
+impl Turning {
+    /// Whether this was a packet that is not the stack's.
+    fn takes(&self, packet: &mut [u8], received: &Incoming, tun: &Tun, now: std::time::Instant) -> bool {
+        match self.nat.turn(packet, received, now, |target| self.ground.is_elsewhere(target)) {
+            Turn::Pass => return false,
+            Turn::Drop => {}
+            // What the device does not take is lost, which TCP mends.
+            Turn::Back(header) => drop(tun.send(header, packet, &[])),
+        }
+        true
+    }
 }

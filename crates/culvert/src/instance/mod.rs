@@ -24,7 +24,7 @@ use culvert_config::value::Mark;
 use culvert_core::handshake::{Handshakes, Limits};
 use culvert_core::{Dispatch, Flows, Inbound, Outbound, StartError, Tag};
 use culvert_protocols::BuildError;
-use culvert_protocols::table::{InboundCx, Protocol};
+use culvert_protocols::table::{EndpointEntry, InboundCx, Networks, Protocol};
 use thiserror::Error;
 use tokio::task::JoinSet;
 
@@ -93,8 +93,11 @@ impl Instance {
         let parts = Parts::build(options, &mut errors);
         let mut certificates =
             parts.as_ref().map(|parts| Certificates::new(options, &parts.base, &mut errors));
-        let base = parts.as_ref().map(|parts| &parts.base);
-        let inbounds = build_inbounds(options, base, certificates.as_mut(), &mut errors);
+        let around = parts.as_ref().map(|parts| {
+            let networks: Arc<dyn Networks> = parts.rule_sets.clone();
+            InboundsAround { base: &parts.base, networks, marks: marks(options) }
+        });
+        let inbounds = build_inbounds(options, around.as_ref(), certificates.as_mut(), &mut errors);
         let certificates = certificates.map(Certificates::into_providers).unwrap_or_default();
         let remotes = parts.as_ref().map(|parts| parts.remotes(options, &mut errors));
         let Some(Parts { router, groups, rule_sets, dns, flows, endpoints, surroundings, base }) = parts
@@ -174,6 +177,11 @@ impl Instance {
             before.cache = None;
         }
         Ok(())
+    }
+
+    /// Adds inbounds that were made elsewhere. They are started with the others.
+    pub fn extend(&mut self, inbounds: impl IntoIterator<Item = Arc<dyn Inbound>>) {
+        self.inbounds.extend(inbounds.into_iter().map(|inbound| BuiltInbound { inbound, detour: None }));
     }
 
     /// Opens all sockets. If one cannot be opened, those that were are closed again.
@@ -388,15 +396,22 @@ fn servers(options: &Options) -> impl Iterator<Item = (Tag, String)> {
     outbounds.filter_map(|one| Some((Tag::new(one.kind.name(), one.tag.as_str()), one.server()?)))
 }
 
+/// What inbounds are built from besides their options.
+struct InboundsAround<'a> {
+    base: &'a Base,
+    networks: Arc<dyn Networks>,
+    marks: Vec<u32>,
+}
+
 fn build_inbounds(
     options: &Options,
-    base: Option<&Base>,
+    around: Option<&InboundsAround<'_>>,
     mut certificates: Option<&mut Certificates<'_>>,
     errors: &mut BuildErrors,
 ) -> Vec<BuiltInbound> {
     let mut built = Vec::new();
-    let dialer = |dial: &DialOptions| match base {
-        Some(base) => base.dialer(dial, options),
+    let dialer = |dial: &DialOptions| match around {
+        Some(around) => around.base.dialer(dial, options),
         // What is wrong with the outbounds is told elsewhere.
         None => Err(BuildError::Invalid { option: "detour", reason: "there are no outbounds".to_owned() }),
     };
@@ -407,9 +422,21 @@ fn build_inbounds(
             errors.not_built(format!("inbound type `{kind}` ({place})"));
             continue;
         };
-        let cx = InboundCx { tag: Tag::new(kind, one.tag.as_str()), dialer: &dialer };
+        let cx = InboundCx {
+            tag: Tag::new(kind, one.tag.as_str()),
+            dialer: &dialer,
+            networks: around.map(|around| &around.networks),
+            marks: around.map_or(&[], |around| &around.marks),
+        };
         let mut options_here = one.kind.clone();
         namespaces::resolve_inbound(&mut options_here, &options.network_namespaces);
+        // What listeners answer is no traffic of the system's either.
+        if let Some(listen) = namespaces::listen_fields(&mut options_here)
+            && let Some(mark) = tun_mark(options)
+            && listen.routing_mark == Mark::default()
+        {
+            listen.routing_mark = Mark(mark);
+        }
         if let Some(certificates) = &mut certificates
             && !certificates.put_into(&mut options_here, &one.tag, &place, errors)
         {
@@ -428,11 +455,7 @@ fn build_inbounds(
 
 /// The options, with the mark for our own sockets that a TUN device with routes needs to tell them from all others.
 fn with_mark(options: &Options) -> Cow<'_, Options> {
-    let mark = options.inbounds.iter().find_map(|inbound| match &inbound.kind {
-        InboundKind::Tun(tun) => culvert_protocols::tun::mark(tun),
-        _ => None,
-    });
-    match mark {
+    match tun_mark(options) {
         Some(mark) if options.route.default_mark == Mark::default() => {
             let mut options = options.clone();
             options.route.default_mark = Mark(mark);
@@ -440,6 +463,27 @@ fn with_mark(options: &Options) -> Cow<'_, Options> {
         }
         _ => Cow::Borrowed(options),
     }
+}
+
+fn tun_mark(options: &Options) -> Option<u32> {
+    options.inbounds.iter().find_map(|inbound| match &inbound.kind {
+        InboundKind::Tun(tun) => culvert_protocols::tun::mark(tun),
+        _ => None,
+    })
+}
+
+/// The firewall marks that our own sockets have.
+fn marks(options: &Options) -> Vec<u32> {
+    let outbounds = options.outbounds.iter().filter_map(|one| {
+        let entry = Protocol::find(one.kind.name())?.outbound.as_ref()?;
+        (entry.dial)(&one.kind)
+    });
+    let endpoints = options.endpoints.iter().filter_map(|one| {
+        let entry = EndpointEntry::find(one.kind.name())?;
+        (entry.dial)(&one.kind)
+    });
+    let own = outbounds.chain(endpoints).map(|dial| dial.routing_mark);
+    own.chain([options.route.default_mark]).map(|mark| mark.0).filter(|mark| *mark != 0).collect()
 }
 
 /// Sections that are accepted by `check` but have no engine yet.

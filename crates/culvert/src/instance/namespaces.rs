@@ -2,6 +2,7 @@
 
 use culvert_config::Tagged;
 use culvert_config::options::inbound::InboundKind;
+use culvert_config::options::listen::ListenOptions;
 use culvert_config::options::namespace::NamespaceKind;
 use culvert_config::value::NamespaceTag;
 
@@ -27,9 +28,21 @@ pub(crate) fn resolve(netns: &mut NamespaceTag, namespaces: &[Tagged<NamespaceKi
     }
 }
 
-/// The same in the listen fields of an inbound that has an engine.
+/// The same in the listen fields of an inbound.
 pub(super) fn resolve_inbound(kind: &mut InboundKind, namespaces: &[Tagged<NamespaceKind>]) {
-    let listen = match kind {
+    match kind {
+        InboundKind::Tun(options) => resolve(&mut options.netns, namespaces),
+        kind => {
+            if let Some(listen) = listen_fields(kind) {
+                resolve(&mut listen.netns, namespaces);
+            }
+        }
+    }
+}
+
+/// The listen fields of an inbound that has some and an engine.
+pub(super) fn listen_fields(kind: &mut InboundKind) -> Option<&mut ListenOptions> {
+    Some(match kind {
         InboundKind::Direct(options) => &mut options.listen,
         InboundKind::Mixed(options) => &mut options.listen,
         InboundKind::Socks(options) => &mut options.listen,
@@ -38,10 +51,15 @@ pub(super) fn resolve_inbound(kind: &mut InboundKind, namespaces: &[Tagged<Names
         InboundKind::Vmess(options) => &mut options.listen,
         InboundKind::Vless(options) => &mut options.listen,
         InboundKind::Trojan(options) => &mut options.listen,
+        InboundKind::Hysteria(options) => &mut options.listen,
+        InboundKind::Hysteria2(options) => &mut options.listen,
+        InboundKind::Tuic(options) => &mut options.listen,
+        InboundKind::ShadowTls(options) => &mut options.listen,
         InboundKind::AnyTls(options) => &mut options.listen,
-        _ => return,
-    };
-    resolve(&mut listen.netns, namespaces);
+        InboundKind::Redirect(options) => &mut options.listen,
+        InboundKind::Tproxy(options) => &mut options.listen,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

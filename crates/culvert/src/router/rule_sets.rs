@@ -11,8 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use culvert_config::options::rule_set::{RuleSet as RuleSetOptions, RuleSetFormat, RuleSetKind};
+use culvert_protocols::table::Networks;
+use culvert_rules::ip::{IpSet, IpSetBuilder};
 use culvert_rules::rule::{RuleSet, RuleSetId, RuleSets};
 use culvert_rules::ruleset::{self, CURRENT_VERSION, Format, RuleSetFile};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::condition::{rule_options, unbuilt};
@@ -29,6 +32,7 @@ pub(crate) struct RuleSetStore {
     files: Vec<File>,
     /// Whether any of them looks at the program behind a connection.
     needs_process: AtomicBool,
+    changes: watch::Sender<()>,
 }
 
 /// A rule-set in a file.
@@ -117,6 +121,7 @@ impl RuleSetStore {
         *current = Arc::new(sets);
         drop(current);
         self.note_needs();
+        self.changes.send_replace(());
     }
 
     /// Reads files again when they change, for as long as it is polled. Ends at once if there are none.
@@ -147,6 +152,23 @@ impl RuleSetStore {
                 ),
             }
         }
+    }
+}
+
+impl Networks for RuleSetStore {
+    fn of(&self, tags: &[String]) -> IpSet {
+        let sets = self.snapshot();
+        let mut all = IpSetBuilder::default();
+        let named = tags.iter().filter_map(|tag| sets.0.get(self.id(tag)?.0 as usize));
+        for (first, last) in named.flat_map(|set| set.ip_sets()).flat_map(IpSet::ranges) {
+            // Both ends come from a set, so they are in order and of one family.
+            let _ = all.add_range(first, last);
+        }
+        all.build()
+    }
+
+    fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 }
 
