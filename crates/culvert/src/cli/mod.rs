@@ -5,9 +5,15 @@
 
 mod check;
 mod completion;
+#[cfg(target_os = "linux")]
+mod exec;
 mod explain;
 mod format;
+#[cfg(target_os = "linux")]
+mod front;
 mod generate;
+#[cfg(target_os = "linux")]
+mod link;
 mod merge;
 mod migrate;
 mod probe;
@@ -15,6 +21,8 @@ mod rule_set;
 mod run;
 mod schema;
 mod sources;
+#[cfg(target_os = "linux")]
+mod tun2socks;
 mod version;
 
 use std::fmt;
@@ -63,6 +71,12 @@ struct Global {
 enum Command {
     /// Run; without any configuration, a SOCKS and HTTP proxy on 127.0.0.1:2080.
     Run,
+    /// Lead the traffic of a TUN device to one proxy, without a configuration.
+    #[cfg(target_os = "linux")]
+    Tun2socks(tun2socks::Arguments),
+    /// Run a program whose whole traffic goes by the configuration, or by one proxy; needs no root.
+    #[cfg(target_os = "linux")]
+    Exec(exec::Arguments),
     /// Check the configuration: every error is reported, nothing is started.
     Check(check::Arguments),
     /// Print the configuration in canonical form.
@@ -140,6 +154,10 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
     }
     match &cli.command {
         Command::Run => run::execute(&cli.global),
+        #[cfg(target_os = "linux")]
+        Command::Tun2socks(arguments) => tun2socks::execute(arguments),
+        #[cfg(target_os = "linux")]
+        Command::Exec(arguments) => exec::execute(&cli.global, arguments),
         Command::Check(arguments) => check::execute(&cli.global, arguments),
         Command::Format(arguments) => format::execute(&cli.global, arguments),
         Command::Merge(arguments) => merge::execute(&cli.global, arguments),

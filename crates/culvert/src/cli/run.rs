@@ -1,9 +1,10 @@
 //! `culvert run`
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use culvert_config::{Loaded, Source};
-use culvert_core::{Chain, timeouts};
+use culvert_core::{Chain, Inbound, timeouts};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
@@ -16,38 +17,60 @@ use crate::log;
 const DEFAULT: &str = include_str!("default.json");
 
 pub(super) fn execute(global: &Global) -> Result<(), Failure> {
+    // Asked once: a file that is gone for a moment at a reload must not mean that nothing was ever configured.
+    let origin = if sources::is_nothing_given(global) {
+        Origin::Text { name: "built-in configuration", text: DEFAULT }
+    } else {
+        Origin::Files(global)
+    };
+    execute_origin(&origin)
+}
+
+/// Runs a configuration that was made up.
+pub(super) fn execute_text(name: &str, text: &str) -> Result<(), Failure> {
+    execute_origin(&Origin::Text { name, text })
+}
+
+/// Where a configuration comes from, each time that it is read.
+enum Origin<'a> {
+    Files(&'a Global),
+    Text { name: &'a str, text: &'a str },
+}
+
+fn execute_origin(origin: &Origin<'_>) -> Result<(), Failure> {
     let begun = Instant::now();
     culvert_os::process::tune_allocator();
     let open_files = culvert_os::process::raise_open_files_limit().unwrap_or(1024);
-    // Asked once: a file that is gone for a moment at a reload must not mean that nothing was ever configured.
-    let built_in = sources::is_nothing_given(global);
-    let config = Config::load(global, built_in)?;
+    let config = Config::load(origin)?;
     configure_log(&config.loaded)?;
     report(&config.loaded.warnings);
     let runtime = runtime().map_err(|error| Failure(format!("start runtime: {error}")))?;
-    runtime.block_on(serve(global, built_in, config, open_files, begun))
+    runtime.block_on(serve(origin, config, open_files, begun))
 }
 
 /// Workers as there are cores; a single core needs no second thread.
-fn runtime() -> std::io::Result<Runtime> {
+pub(super) fn runtime() -> std::io::Result<Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut builder = if cores == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
     builder.worker_threads(cores).enable_all().build()
 }
 
 /// A configuration, with the text it was read from as long as places in it may have to be named.
-struct Config {
-    loaded: Loaded,
-    sources: Vec<Source>,
+pub(super) struct Config {
+    pub(super) loaded: Loaded,
+    pub(super) sources: Vec<Source>,
 }
 
 impl Config {
-    fn load(global: &Global, built_in: bool) -> Result<Self, Failure> {
-        let sources = if built_in {
-            vec![Source::new("built-in configuration", DEFAULT.as_bytes())]
-        } else {
-            sources::read(global)?
-        };
+    fn load(origin: &Origin<'_>) -> Result<Self, Failure> {
+        Self::read(match origin {
+            Origin::Text { name, text } => vec![Source::new(*name, text.as_bytes())],
+            Origin::Files(global) => sources::read(global)?,
+        })
+    }
+
+    /// Reads all of it; mistakes are shown, every one.
+    pub(super) fn read(sources: Vec<Source>) -> Result<Self, Failure> {
         let loaded = culvert_config::load(&sources).map_err(|findings| refused(&findings))?;
         Ok(Self { loaded, sources })
     }
@@ -60,7 +83,17 @@ impl Config {
 
     /// Makes all objects and opens their sockets. What stands in the way is told, every reason a line.
     async fn start(&self, open_files: u64) -> Result<Instance, Failure> {
+        self.start_with(open_files, None).await
+    }
+
+    /// The same with one more inbound.
+    pub(super) async fn start_with(
+        &self,
+        open_files: u64,
+        more: Option<Arc<dyn Inbound>>,
+    ) -> Result<Instance, Failure> {
         let mut instance = self.build(open_files)?;
+        instance.extend(more);
         instance.start().await.map_err(|error| not_started(&error))?;
         Ok(instance)
     }
@@ -82,19 +115,13 @@ fn not_started(error: &InstanceError) -> Failure {
     Failure(format!("start service: {}", Chain(error)))
 }
 
-fn configure_log(loaded: &Loaded) -> Result<(), Failure> {
+pub(super) fn configure_log(loaded: &Loaded) -> Result<(), Failure> {
     let configured = log::configure(&loaded.options.log);
     configured.map_err(|error| Failure(format!("open log file {}: {error}", loaded.options.log.output)))
 }
 
 /// Runs until it is told to stop, through any number of reloads.
-async fn serve(
-    global: &Global,
-    built_in: bool,
-    config: Config,
-    open_files: u64,
-    begun: Instant,
-) -> Result<(), Failure> {
+async fn serve(origin: &Origin<'_>, config: Config, open_files: u64, begun: Instant) -> Result<(), Failure> {
     let failed = |error| Failure(format!("handle signals: {error}"));
     let mut reload = signal(SignalKind::hangup()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
@@ -103,7 +130,7 @@ async fn serve(
     let mut ignored = signal(SignalKind::user_defined1()).map_err(failed)?;
     let mut instance = config.start(open_files).await?;
     let Config { mut loaded, sources: _ } = config;
-    if built_in {
+    if matches!(origin, Origin::Text { text: DEFAULT, .. }) {
         let places: Vec<_> = instance.listening().iter().map(|(_, address)| address.to_string()).collect();
         info!("no configuration given: serving SOCKS and HTTP on {}, straight out", places.join(" and "));
     }
@@ -116,7 +143,7 @@ async fn serve(
     let stopping = loop {
         tokio::select! {
             _ = reload.recv() => {
-                let Some(next) = load_again(global, built_in) else { continue };
+                let Some(next) = load_again(origin) else { continue };
                 if next.loaded.options == loaded.options {
                     // Whoever moves log files away wants new ones all the same.
                     if let Err(Failure(message)) = configure_log(&loaded) {
@@ -141,8 +168,8 @@ async fn serve(
 }
 
 /// The configuration as it now is, if it is any good.
-fn load_again(global: &Global, built_in: bool) -> Option<Config> {
-    match Config::load(global, built_in) {
+fn load_again(origin: &Origin<'_>) -> Option<Config> {
+    match Config::load(origin) {
         Ok(next) => Some(next),
         Err(Failure(message)) => {
             error!("reload service: {message}; {STAYS}");
