@@ -20,6 +20,8 @@
 //! | [`shadowtls`] | ShadowTLS with Shadowsocks inside, and strangers before it                        |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
 //! | [`tun`]     | a TUN device in a network namespace of its own                                        |
+//! | [`tun_routes`] | the same, put in the way of the system's traffic and of clients behind it             |
+//! | [`exec`]    | `culvert exec` and `culvert tun2socks`                                                |
 //! | [`wireguard`] | WireGuard with sing-box and with wireguard-go |
 //! | [`vision`]  | VLESS's flow with TLS connections inside                                              |
 //! | [`transparent`] | connections that a packet filter turns aside, from a namespace of their own     |
@@ -38,6 +40,7 @@ mod between;
 mod checks;
 mod curl;
 mod ech;
+mod exec;
 mod hostile;
 mod http;
 mod libev;
@@ -54,6 +57,7 @@ mod table;
 mod transparent;
 mod trojan_gfw;
 mod tun;
+mod tun_routes;
 mod unbound;
 mod v2ray;
 mod vision;

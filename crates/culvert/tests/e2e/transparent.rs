@@ -80,20 +80,25 @@ pub(crate) fn sh(command: &str) {
 pub(crate) struct Client(std::process::Child);
 
 impl Client {
-    /// Makes the namespace and the link to it; everything that is not this namespace's is routed here.
-    pub(crate) fn new() -> Self {
-        let holder = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "unshare", "-n", "sleep", "600"])
-            .spawn()
-            .unwrap();
+    /// A namespace without any link.
+    pub(crate) fn holder() -> Result<Self> {
+        let holder =
+            Command::new("setpriv").args(["--pdeathsig", "KILL", "unshare", "-n", "sleep", "600"]).spawn()?;
         let client = Self(holder);
         let pid = client.0.id();
-        let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let own = std::fs::read_link("/proc/thread-self/ns/net")?;
         let begun = std::time::Instant::now();
         while std::fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|other| other == own) {
-            assert!(begun.elapsed() < Duration::from_secs(10), "no namespace for the client");
+            ensure!(begun.elapsed() < Duration::from_secs(10), "no namespace for the client");
             std::thread::sleep(Duration::from_millis(5));
         }
+        Ok(client)
+    }
+
+    /// Makes the namespace and the link to it; everything that is not this namespace's is routed here.
+    pub(crate) fn new() -> Self {
+        let client = Self::holder().unwrap();
+        let pid = client.0.id();
         sh(&format!("ip link add s type veth peer name c netns {pid}"));
         sh("ip address add 10.77.0.1/24 dev s; ip address add fd77::1/64 dev s nodad; ip link set s up");
         client.sh(
@@ -109,12 +114,12 @@ impl Client {
         self.0.id().to_string()
     }
 
-    fn sh(&self, command: &str) {
+    pub(crate) fn sh(&self, command: &str) {
         sh(&format!("nsenter -t {} -n sh -c '{command}'", self.0.id()));
     }
 
     /// Runs the client's program there.
-    fn program(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) fn program(&self, arguments: &[&str]) -> Result<String> {
         let pid = self.0.id().to_string();
         let output = Command::new("nsenter")
             .args(["-t", &pid, "-n", "python3", "-c", CLIENT])
@@ -148,7 +153,7 @@ async fn serve(program: &Program, kind: &str, listen: &str, port: &Port) -> Resu
 }
 
 /// Asks the origin's echo over TCP from the client's side.
-async fn echo(client: &Client, host: &str, port: u16, length: usize) -> Result {
+pub(crate) async fn echo(client: &Client, host: &str, port: u16, length: usize) -> Result {
     use culvert_testkit::origin::Service;
     let said = format!("{}{}", Service::Echo.line(), "x".repeat(length));
     let got = client.program(&["tcp", host, &port.to_string(), &said])?;

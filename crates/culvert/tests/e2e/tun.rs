@@ -22,6 +22,8 @@ use tokio::task::JoinSet;
 
 use crate::{culvert, run};
 
+/// Who may speak TCP with the clients.
+const STACKS: [&str; 3] = ["gvisor", "system", "mixed"];
 /// Longest a step may take.
 const STEP: Duration = Duration::from_secs(20);
 
@@ -60,7 +62,7 @@ struct Network {
     peer: Peer,
 }
 
-fn config(tun: Value) -> Value {
+pub(crate) fn config(tun: Value) -> Value {
     let mut inbound = json!({ "type": "tun", "tag": "tun", "interface_name": "tunt", "address": ["172.19.0.1/30", "fdfe:dcba::1/126"] });
     for (key, value) in tun.as_object().unwrap() {
         inbound[key] = value.clone();
@@ -178,38 +180,174 @@ fn many_streams_at_once_and_many_one_after_the_other() {
     });
 }
 
+/// Half-closes, resets, and a server that speaks first.
+async fn ends_and_breaks(network: &Network) -> Result {
+    // The client half-closes, and still gets its answer.
+    for length in [0, 1, 3 << 20] {
+        let seed = fresh_seed();
+        let mut stream = network.ask("10.99.1.2", Service::Digest { seed }).await?;
+        origin::send(&mut stream, seed, length, |_| ()).await?;
+        stream.shutdown().await?;
+        let mut line = String::new();
+        tokio::time::timeout(STEP, stream.read_to_string(&mut line)).await??;
+        ensure!(line == confirmation(length), "the origin answered {line:?}");
+    }
+    // A reset is a reset, at the other end too.
+    let seed = fresh_seed();
+    let mut stream = network.ask("10.99.1.2", Service::Watch { seed }).await?;
+    let mut ready = [0; 6];
+    stream.read_exact(&mut ready).await?;
+    origin::reset(stream)?;
+    let record = network.origin.ended(seed).await?;
+    ensure!(record.end == Some(End::Reset), "the reset arrives as {record:?}");
+    // A server that speaks first.
+    let banner = (Ipv4Addr::new(10, 99, 1, 2), network.origin.banner_port().number());
+    let mut stream = TcpStream::connect(banner).await.map_err(|error| format!("banner, dial: {error}"))?;
+    let mut said = vec![0; BANNER.len()];
+    let reading = tokio::time::timeout(STEP, stream.read_exact(&mut said));
+    reading.await?.map_err(|error| format!("banner: {error}"))?;
+    ensure!(said == BANNER, "{said:?}");
+    Ok(())
+}
+
 #[test]
 fn ends_and_breaks_are_what_they_are() {
     alone("ends_and_breaks_are_what_they_are", || async {
-        let network = Network::routed(json!({})).await?;
-        // The client half-closes, and still gets its answer.
-        for length in [0, 1, 3 << 20] {
-            let seed = fresh_seed();
-            let mut stream = network.ask("10.99.1.2", Service::Digest { seed }).await?;
-            origin::send(&mut stream, seed, length, |_| ()).await?;
-            stream.shutdown().await?;
-            let mut line = String::new();
-            tokio::time::timeout(STEP, stream.read_to_string(&mut line)).await??;
-            ensure!(line == confirmation(length), "the origin answered {line:?}");
+        for stack in STACKS {
+            let network = Network::routed(json!({ "stack": stack })).await?;
+            ends_and_breaks(&network).await.map_err(|error| format!("{stack}: {error}"))?;
+            network.stop().await?;
         }
-        // A reset is a reset, at the other end too.
-        let seed = fresh_seed();
-        let mut stream = network.ask("10.99.1.2", Service::Watch { seed }).await?;
-        let mut ready = [0; 6];
-        stream.read_exact(&mut ready).await?;
-        origin::reset(stream)?;
-        let record = network.origin.ended(seed).await?;
-        ensure!(record.end == Some(End::Reset), "the reset arrives as {record:?}");
-        // A server that speaks first.
-        let banner = (Ipv4Addr::new(10, 99, 1, 2), network.origin.banner_port().number());
-        let mut stream =
-            TcpStream::connect(banner).await.map_err(|error| format!("banner, dial: {error}"))?;
-        let mut said = vec![0; BANNER.len()];
-        let reading = tokio::time::timeout(STEP, stream.read_exact(&mut said));
-        reading.await?.map_err(|error| format!("banner: {error}"))?;
-        ensure!(said == BANNER, "{said:?}");
-        drop(stream);
+        Ok(())
+    });
+}
+
+#[test]
+fn the_kernels_tcp_carries_every_byte_at_every_mtu() {
+    alone("the_kernels_tcp_carries_every_byte_at_every_mtu", || async {
+        for (stack, mtu) in [("system", 65_535), ("system", 1500), ("system", 1280), ("mixed", 9000)] {
+            let network = Network::routed(json!({ "stack": stack, "mtu": mtu })).await?;
+            for host in ["10.99.1.2", "fd99::2"] {
+                let moved = network.bulk(host, 16 << 20).await;
+                moved.map_err(|error| format!("{stack}, mtu {mtu}, {host}: {error}"))?;
+            }
+            network.stop().await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn many_streams_by_the_kernels_tcp_keep_their_bytes_apart() {
+    alone("many_streams_by_the_kernels_tcp_keep_their_bytes_apart", || async {
+        let network = std::sync::Arc::new(Network::routed(json!({ "stack": "system" })).await?);
+        let mut crowd = JoinSet::new();
+        for number in 0..200u64 {
+            let network = std::sync::Arc::clone(&network);
+            crowd.spawn(
+                async move { network.bulk(&format!("10.99.{}.7", number % 200), 100_000 + number).await },
+            );
+        }
+        while let Some(outcome) = crowd.join_next().await {
+            outcome??;
+        }
+        // One port of the client to several targets, held open together.
+        let port = Port::reserve()?;
+        let mut held = Vec::new();
+        for last in 1..=20u8 {
+            let socket = tokio::net::TcpSocket::new_v4()?;
+            socket.set_reuseaddr(true)?;
+            socket.set_reuseport(true)?;
+            socket.bind((Ipv4Addr::new(172, 19, 0, 1), port.number()).into())?;
+            let target = (Ipv4Addr::new(10, 99, 7, last), network.origin.port().number());
+            held.push(tokio::time::timeout(STEP, socket.connect(target.into())).await??);
+        }
+        for (number, mut stream) in held.into_iter().enumerate() {
+            let (seed, length) = (fresh_seed(), 1000 + number as u64);
+            stream.write_all(Service::Send { seed, length }.line().as_bytes()).await?;
+            let received = origin::take(&mut stream, seed, None, |_| ()).await?;
+            ensure!(received == length, "{received} of {length} bytes");
+        }
+        for number in 0..2000u64 {
+            let seed = fresh_seed();
+            let mut stream =
+                network.ask("10.99.3.4", Service::Send { seed, length: 100 + number % 50 }).await?;
+            let received = origin::take(&mut stream, seed, None, |_| ()).await?;
+            ensure!(received == 100 + number % 50, "{received} bytes");
+        }
+        std::sync::Arc::into_inner(network).ok_or("a task is left")?.stop().await
+    });
+}
+
+#[test]
+fn the_devices_own_network_leads_to_no_service_of_this_host() {
+    alone("the_devices_own_network_leads_to_no_service_of_this_host", || async {
+        for stack in STACKS {
+            let network = Network::routed(json!({ "stack": stack })).await?;
+            for host in ["172.19.0.2", "fdfe:dcba::2"] {
+                // The origin listens at this port of the loopback addresses.
+                let kind = network.dial(host).await.map(drop).map_err(|error| error.kind());
+                ensure!(kind == Err(io::ErrorKind::ConnectionRefused), "{stack}, {host}: {kind:?}");
+            }
+            network.stop().await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_dial_that_fails_behind_the_kernels_tcp_is_a_reset() {
+    alone("a_dial_that_fails_behind_the_kernels_tcp_is_a_reset", || async {
+        let network = Network::routed(json!({ "stack": "system" })).await?;
+        let nobody = Port::reserve()?;
+        for host in ["10.99.1.2", "fd99::2", "10.99.0.9"] {
+            let mut stream =
+                tokio::time::timeout(STEP, TcpStream::connect((host, nobody.number()))).await??;
+            let read = tokio::time::timeout(STEP, stream.read(&mut [0])).await?;
+            let kind = read.map_err(|error| error.kind());
+            ensure!(kind == Err(io::ErrorKind::ConnectionReset), "{host}: {kind:?}");
+        }
         network.stop().await
+    });
+}
+
+#[test]
+fn a_loopback_address_leads_back_to_who_dials_it() {
+    alone("a_loopback_address_leads_back_to_who_dials_it", || async {
+        for stack in STACKS {
+            let options = json!({ "stack": stack, "loopback_address": ["10.7.0.1", "fd07::1"] });
+            let network = Network::start(options).await?;
+            ip("route add 10.7.0.1 dev tunt");
+            ip("-6 route add fd07::1 dev tunt");
+            for (host, any) in [("10.7.0.1", "0.0.0.0:0"), ("fd07::1", "[::]:0")] {
+                let listener = tokio::net::TcpListener::bind(any).await?;
+                let port = listener.local_addr()?.port();
+                let (dialed, accepted) = tokio::time::timeout(STEP, async {
+                    tokio::join!(TcpStream::connect((host, port)), listener.accept())
+                })
+                .await
+                .map_err(|_| format!("{stack}: {host} leads nowhere"))?;
+                let (mut stream, from) = accepted?;
+                ensure!(from.ip().to_canonical() == host.parse::<std::net::IpAddr>()?, "from {from}");
+                dialed?.write_all(b"myself").await?;
+                let mut said = [0; 6];
+                stream.read_exact(&mut said).await?;
+                ensure!(&said == b"myself", "{said:?}");
+            }
+            network.stop().await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_stack_of_the_kernel_needs_a_second_address() {
+    alone("a_stack_of_the_kernel_needs_a_second_address", || async {
+        let text = config(json!({ "stack": "system", "address": ["172.19.0.1/32"] })).to_string();
+        let finished = culvert().launch(["run", "--disable-color", "-c", "stdin"]).input(text).run().await?;
+        ensure!(finished.code == Some(1), "{finished:?}");
+        ensure!(finished.stderr.contains("stack: needs one more address"), "{}", finished.stderr);
+        Ok(())
     });
 }
 
@@ -232,8 +370,8 @@ fn closed_ports_look_closed_and_at_once() {
 #[test]
 fn datagrams_of_all_sizes_come_back() {
     alone("datagrams_of_all_sizes_come_back", || async {
-        for mtu in [65_535, 1500] {
-            let network = Network::routed(json!({ "mtu": mtu })).await?;
+        for (mtu, stack) in [(65_535, "gvisor"), (1500, "gvisor"), (65_535, "system"), (1500, "mixed")] {
+            let network = Network::routed(json!({ "mtu": mtu, "stack": stack })).await?;
             for (host, local) in [("10.99.1.2", "0.0.0.0:0"), ("fd99::2", "[::]:0")] {
                 let socket = UdpSocket::bind(local).await?;
                 socket.connect((host, network.origin.port().number())).await?;
@@ -299,29 +437,42 @@ fn routes_are_made_and_undone_also_after_a_crash() {
 #[test]
 fn what_goes_to_nobody_makes_no_loop() {
     alone("what_goes_to_nobody_makes_no_loop", || async {
-        let network = Network::start(json!({ "auto_route": true })).await?;
-        let socket = UdpSocket::bind("0.0.0.0:0").await?;
-        socket.set_broadcast(true)?;
-        for target in
-            ["172.19.0.2:9", "172.19.0.3:9", "224.0.0.251:5353", "255.255.255.255:7551", "203.0.113.1:9"]
-        {
-            for _ in 0..200 {
-                let _ = socket.send_to(b"hello?", target).await;
-            }
+        for stack in STACKS {
+            nobody(stack).await.map_err(|error| format!("{stack}: {error}"))?;
         }
-        // Nothing is behind this address, and our own dial must not come back in.
-        let mut stream =
-            tokio::time::timeout(Duration::from_secs(12), TcpStream::connect("203.0.113.1:80")).await;
-        if let Ok(Ok(stream)) = &mut stream {
-            until_end(stream).await?;
-        }
-        let usage = network.peer.usage()?;
-        ensure!(usage.descriptors < 300, "{} descriptors", usage.descriptors);
-        let connections = network.peer.log().text().matches("connection from").count();
-        ensure!(connections < 20, "{connections} connections of a few flows");
-        network.bulk("10.99.1.2", 1 << 20).await?;
-        network.stop().await
+        Ok(())
     });
+}
+
+async fn nobody(stack: &str) -> Result {
+    let network = Network::start(json!({ "auto_route": true, "stack": stack })).await?;
+    let socket = UdpSocket::bind("0.0.0.0:0").await?;
+    socket.set_broadcast(true)?;
+    for target in [
+        "172.19.0.1:9",
+        "172.19.0.2:9",
+        "172.19.0.3:9",
+        "10.255.255.255:7551",
+        "224.0.0.251:5353",
+        "255.255.255.255:7551",
+        "203.0.113.1:9",
+    ] {
+        for _ in 0..200 {
+            let _ = socket.send_to(b"hello?", target).await;
+        }
+    }
+    // Nothing is behind this address, and our own dial must not come back in.
+    let mut stream =
+        tokio::time::timeout(Duration::from_secs(12), TcpStream::connect("203.0.113.1:80")).await;
+    if let Ok(Ok(stream)) = &mut stream {
+        until_end(stream).await?;
+    }
+    let usage = network.peer.usage()?;
+    ensure!(usage.descriptors < 300, "{} descriptors", usage.descriptors);
+    let connections = network.peer.log().text().matches("connection from").count();
+    ensure!(connections < 20, "{connections} connections of a few flows");
+    network.bulk("10.99.1.2", 1 << 20).await?;
+    network.stop().await
 }
 
 #[test]
