@@ -16,7 +16,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -26,7 +26,6 @@ use std::time::Duration;
 use clap::Args;
 use culvert_config::Source;
 use culvert_config::options::log::LogLevel;
-use culvert_core::Inbound;
 use culvert_os::cell::{self, Signals};
 use culvert_os::netlink::Prefix;
 use culvert_os::tun::Tun;
@@ -94,7 +93,7 @@ fn outside(global: &Global, arguments: &Arguments) -> Result<ExitStatus, Failure
     let signals = Signals::hold().map_err(failed("hold signals back"))?;
     let (near, far) = UnixStream::pair().map_err(failed("make a pair of sockets"))?;
     let number = cell::pass_on(far.as_fd()).map_err(failed("pass on a socket"))?;
-    let mut child = Command::new("/proc/self/exe")
+    let child = Command::new("/proc/self/exe")
         .arg0("culvert")
         .args(["exec", "--inside", &number.to_string(), "--"])
         .args(&arguments.program)
@@ -108,45 +107,55 @@ fn outside(global: &Global, arguments: &Arguments) -> Result<ExitStatus, Failure
             let _ = cell::send_signal(process, signal);
         }
     });
-    match serve(&config, open_files, near, &mut child) {
-        Ok(status) => Ok(status),
-        Err(failure) => {
-            let _ = child.kill();
-            let _ = child.wait();
-            Err(failure)
-        }
-    }
+    serve(&config, open_files, &near, child)
 }
 
+/// Serves the device that the inner part makes, until the program's end.
 fn serve(
     config: &run::Config,
     open_files: u64,
-    near: UnixStream,
-    child: &mut Child,
+    near: &UnixStream,
+    mut child: Child,
 ) -> Result<ExitStatus, Failure> {
-    let failed = |error: io::Error| Failure(format!("wait for the program: {error}"));
-    let mut said = [0; 512];
-    let (length, device) = cell::receive_descriptor(near.as_fd(), &mut said).map_err(failed)?;
-    let Some(device) = device else {
-        if length == 0 {
-            // It was ended before it could say anything.
-            return child.wait().map_err(failed);
-        }
-        return Err(Failure(String::from_utf8_lossy(&said[..length]).into_owned()));
-    };
     let runtime = run::runtime().map_err(|error| Failure(format!("start runtime: {error}")))?;
+    let started = device(near).and_then(|device| match device {
+        Some((name, device)) => {
+            let inbound = tun::given("exec", Tun::from_fd(device, name), addresses(), MTU);
+            runtime.block_on(config.start_with(open_files, Some(inbound))).map(Some)
+        }
+        None => Ok(None),
+    });
+    let failed = |error: io::Error| Failure(format!("wait for the program: {error}"));
+    let instance = match started {
+        Ok(instance) => instance,
+        Err(failure) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failure);
+        }
+    };
+    // The program may begin.
+    let _ = { near }.write_all(&[1]);
     runtime.block_on(async {
-        let name = String::from_utf8_lossy(&said[..length]).into_owned();
-        let inbound: std::sync::Arc<dyn Inbound> =
-            tun::given("exec", Tun::from_fd(device, name), addresses(), MTU);
-        let instance = config.start_with(open_files, Some(inbound)).await?;
-        // The program may begin.
-        let _ = (&near).write_all(&[1]);
-        drop(near);
-        let status = tokio::task::block_in_place(|| child.wait()).map_err(failed);
-        instance.close(Duration::ZERO).await;
-        status
+        let ended = tokio::task::spawn_blocking(move || child.wait()).await;
+        if let Some(instance) = instance {
+            instance.close(Duration::ZERO).await;
+        }
+        ended.map_err(io::Error::other).and_then(|status| status).map_err(failed)
     })
+}
+
+/// The name and the descriptor of the device. `None` if the inner part was ended before it could make it.
+fn device(near: &UnixStream) -> Result<Option<(String, OwnedFd)>, Failure> {
+    let mut said = [0; 512];
+    let received = cell::receive_descriptor(near.as_fd(), &mut said);
+    let (length, device) = received.map_err(|error| Failure(format!("wait for the device: {error}")))?;
+    let said = String::from_utf8_lossy(&said[..length]).into_owned();
+    match device {
+        Some(device) => Ok(Some((said, device))),
+        None if said.is_empty() => Ok(None),
+        None => Err(Failure(said)),
+    }
 }
 
 /// The configuration, with nothing that listens, and with all queries for names answered here.

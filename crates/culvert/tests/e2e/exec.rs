@@ -173,7 +173,7 @@ async fn proxy(port: &Port) -> Result<Peer> {
         "log": { "level": "debug" },
         "inbounds": [{ "type": "mixed", "tag": "in", "listen": "127.0.0.1", "listen_port": port.number() }],
         "outbounds": [{ "type": "direct", "tag": "out" }],
-        "route": { "rules": [{ "action": "route-options", "override_address": "127.0.0.1" }] }
+        "route": { "rules": [{ "inbound": ["in"], "action": "route-options", "override_address": "127.0.0.1" }] }
     });
     culvert().serve(&config).await
 }

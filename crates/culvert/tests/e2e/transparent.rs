@@ -229,3 +229,28 @@ fn streams_and_datagrams_are_taken_by_tproxy() {
         Ok(())
     });
 }
+
+#[test]
+fn one_client_with_hundreds_of_targets_takes_few_sockets() {
+    alone("transparent::one_client_with_hundreds_of_targets_takes_few_sockets", || async {
+        let (client, origin, port) = (Client::new(), Origin::start().await?, Port::reserve()?);
+        sh(&format!(
+            "nft -f - <<'END'\ntable inet t {{ chain c {{ type filter hook prerouting priority mangle; \
+             iifname s ip daddr 10.99.0.0/16 meta l4proto udp tproxy ip to :{0} meta mark set 7; }}; \
+             chain o {{ type nat hook output priority -100; \
+             ip daddr 10.99.0.0/16 meta l4proto udp dnat ip to 127.0.0.1; }}; }}\nEND",
+            port.number()
+        ));
+        sh("ip rule add fwmark 7 lookup 100; ip route add local default dev lo table 100");
+        sh("ip route add 10.99.0.0/16 dev lo src 127.0.0.1");
+        let mut peer = serve(&culvert(), "tproxy", "::", &port).await?;
+        let hosts: Vec<String> = (0..600).map(|n| format!("10.99.{}.{}", n / 200, n % 200 + 1)).collect();
+        let got = client.program(&["udp", &hosts.join(","), &origin.port().number().to_string()])?;
+        ensure!(got.lines().count() == 1800 && !got.contains("False"), "{} answers", got.lines().count());
+        let usage = peer.usage()?;
+        ensure!(usage.descriptors < 60, "{} descriptors for one client", usage.descriptors);
+        let status = peer.stop().await?;
+        ensure!(status.code() == Some(0), "stopped with {status}");
+        Ok(())
+    });
+}

@@ -476,6 +476,35 @@ async fn nobody(stack: &str) -> Result {
 }
 
 #[test]
+fn thousands_of_one_shot_datagrams_leave_room_for_others() {
+    alone("thousands_of_one_shot_datagrams_leave_room_for_others", || async {
+        let network = Network::routed(json!({ "udp_timeout": "2s" })).await?;
+        let target = ("10.99.1.2", network.origin.port().number());
+        let before = network.peer.usage()?;
+        let mut crowd = Vec::new();
+        for _ in 0..5000 {
+            // Each from a port of its own, which is given back at once.
+            let socket = UdpSocket::bind("0.0.0.0:0").await?;
+            socket.send_to(b"once", target).await?;
+            crowd.push(socket);
+            if crowd.len() == 200 {
+                crowd.clear();
+            }
+        }
+        network.bulk("10.99.1.2", 1 << 20).await?;
+        network.bulk("fd99::2", 1 << 20).await?;
+        let during = network.peer.usage()?;
+        ensure!(during.memory < before.memory + (100 << 20), "{} bytes more", during.memory - before.memory);
+        let begun = Instant::now();
+        while network.peer.usage()?.descriptors > before.descriptors + 10 {
+            ensure!(begun.elapsed() < STEP, "{} descriptors stay", network.peer.usage()?.descriptors);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        network.stop().await
+    });
+}
+
+#[test]
 fn without_the_right_to_make_a_device_it_says_so() {
     alone("without_the_right_to_make_a_device_it_says_so", || async {
         let text = config(json!({})).to_string();

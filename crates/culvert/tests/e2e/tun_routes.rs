@@ -82,6 +82,15 @@ async fn datagram(host: &str, port: u16) -> Result {
     Ok(())
 }
 
+/// A server at port 80 of an address, in the network namespace of a process: it says `beyond` to whoever comes.
+fn serving(process: &str, address: &str) -> Result<Peer> {
+    let server = format!(
+        "import socket\ns = socket.create_server((\"{address}\", 80))\n\
+         while True:\n c, a = s.accept()\n c.sendall(b\"beyond\")\n c.close()"
+    );
+    Program::named("nsenter").launch(["-t", process, "-n", "python3", "-c", &server]).spawn()
+}
+
 async fn stopped(mut peer: Peer) -> Result {
     let status = peer.stop().await?;
     ensure!(status.code() == Some(0), "stopped with {status}");
@@ -423,16 +432,13 @@ fn a_published_port_of_a_container_still_answers() {
         sh("nft -f - <<'END'\ntable ip nat { chain PREROUTING { type nat hook prerouting priority dstnat; \
             iifname s tcp dport 8080 dnat to 10.88.0.2:80; }; \
             chain POSTROUTING { type nat hook postrouting priority srcnat; ip saddr 10.88.0.0/24 oifname != br0 masquerade; }; }\nEND");
-        let server = "import socket\ns = socket.create_server((\"10.88.0.2\", 80))\nprint(1, flush=True)\n\
-                      while True:\n c, a = s.accept()\n c.sendall(b\"contained\")\n c.close()";
-        let mut serving =
-            Program::named("nsenter").launch(["-t", pid.as_str(), "-n", "python3", "-c", server]).spawn()?;
+        let mut serving = serving(&pid, "10.88.0.2")?;
         for options in [json!({ "auto_redirect": false }), json!({}), json!({ "strict_route": true })] {
             let peer = culvert().serve(&config(auto(options.clone()))).await?;
             let begun = std::time::Instant::now();
             loop {
                 let said = client.program(&["tcp", "10.77.0.1", "8080", ""]);
-                if said.as_ref().is_ok_and(|said| said.contains("contained")) {
+                if said.as_ref().is_ok_and(|said| said.contains("beyond")) {
                     break;
                 }
                 ensure!(begun.elapsed() < STEP, "{options}: {said:?}");
@@ -453,11 +459,8 @@ fn sockets_that_are_bound_to_a_device_go_by_that_device() {
         sh("ip route add default via 10.77.0.2");
         // A host beyond the client, which is what the default route leads to.
         client.sh("ip address add 203.0.113.7/32 dev lo");
-        let server = "import socket\ns = socket.create_server((\"203.0.113.7\", 80))\nprint(1, flush=True)\n\
-                      while True:\n c, a = s.accept()\n c.sendall(b\"beyond\")\n c.close()";
         let pid = client.process();
-        let mut serving =
-            Program::named("nsenter").launch(["-t", pid.as_str(), "-n", "python3", "-c", server]).spawn()?;
+        let mut serving = serving(&pid, "203.0.113.7")?;
         let peer = culvert().serve(&config(auto(json!({})))).await?;
         let fetch = || {
             let socket = tokio::net::TcpSocket::new_v4()?;
@@ -692,6 +695,107 @@ fn thousands_of_routes_that_change_cost_nothing() {
         tokio::time::sleep(Duration::from_secs(2)).await;
         let spent = peer.usage()?.processor - before;
         ensure!(spent < Duration::from_secs(2), "{spent:?} of processor time for 20,000 changes");
+        stopped(peer).await
+    });
+}
+
+#[test]
+fn a_way_out_that_is_replaced_is_found_again() {
+    alone("tun_routes::a_way_out_that_is_replaced_is_found_again", || async {
+        let client = Client::new();
+        sh("ip route add default via 10.77.0.2");
+        client.sh("ip address add 203.0.113.7/32 dev lo");
+        let pid = client.process();
+        let mut serving = serving(&pid, "203.0.113.7")?;
+        let mut config = config(auto(json!({ "auto_redirect": false })));
+        config["route"]["auto_detect_interface"] = true.into();
+        let peer = culvert().serve(&config).await?;
+        let reached = || async {
+            let begun = std::time::Instant::now();
+            loop {
+                let mut said = String::new();
+                if let Ok(mut stream) = dial(("203.0.113.7", 80)).await
+                    && stream.read_to_string(&mut said).await.is_ok()
+                    && said == "beyond"
+                {
+                    return Ok::<(), culvert_testkit::Error>(());
+                }
+                ensure!(begun.elapsed() < STEP, "nothing comes back");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        reached().await?;
+        // The same name with another number.
+        sh("ip link delete s");
+        sh(&format!(
+            "ip link add d0 type dummy; ip link add s type veth peer name c netns {pid}; \
+             ip address add 10.77.0.1/24 dev s; ip link set s up"
+        ));
+        client.sh("ip address add 10.77.0.2/24 dev c; ip link set c up");
+        sh("ip route add default via 10.77.0.2");
+        reached().await.map_err(|error| format!("after the change: {error}"))?;
+        stopped(peer).await?;
+        serving.signal("KILL").await?;
+        serving.ended().await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn another_programs_rules_keep_their_networks() {
+    alone("tun_routes::another_programs_rules_keep_their_networks", || async {
+        let origin = Origin::start().await?;
+        // The shape of Tailscale's: what it has marked goes by the main table, its network by a table of its own.
+        let theirs = "ip link add ts0 type dummy; ip link set ts0 up; ip route add 100.64.0.0/10 dev ts0 table 52; \
+            ip rule add priority 5210 fwmark 0x80000/0xff0000 lookup main; \
+            ip rule add priority 5250 fwmark 0x80000/0xff0000 unreachable; ip rule add priority 5270 lookup 52";
+        let leads = |to: &str| ip(&format!("route get {to}"));
+        for first in [true, false] {
+            if first {
+                sh(theirs);
+            }
+            let peer = culvert().serve(&config(auto(json!({})))).await?;
+            if !first {
+                sh(theirs);
+            }
+            ensure!(leads("100.100.1.1").contains("dev ts0"), "{}", leads("100.100.1.1"));
+            ensure!(leads("203.0.113.1").contains("dev tunt"), "{}", leads("203.0.113.1"));
+            moves("10.99.1.2", origin.port().number()).await?;
+            stopped(peer).await?;
+            ensure!(rules().contains("5270:"), "their rules are gone: {}", rules());
+            sh(
+                "ip link delete ts0; ip rule delete priority 5210; ip rule delete priority 5250; ip rule delete priority 5270",
+            );
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn multipath_connections_are_taken_or_pass_by() {
+    alone("tun_routes::multipath_connections_are_taken_or_pass_by", || async {
+        let (client, origin) = (Client::new(), Origin::start().await?);
+        let program = "import socket,sys\ns = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)\ns.settimeout(5)\n\
+                       s.connect((sys.argv[1], int(sys.argv[2])))\ns.sendall(b\"echo\\nhello\")\n\
+                       s.shutdown(socket.SHUT_WR)\nprint(s.recv(100).decode())";
+        let (pid, port) = (client.process(), origin.port().number().to_string());
+        let reaches = |inside: bool| {
+            let mut command = if inside {
+                let mut command = Command::new("nsenter");
+                command.args(["-t", &pid, "-n", "python3"]);
+                command
+            } else {
+                Command::new("python3")
+            };
+            let output = command.args(["-c", program, "10.99.1.2", &port]).output()?;
+            Ok::<bool, io::Error>(output.stdout == b"hello\n")
+        };
+        let peer = culvert().serve(&config(auto(json!({})))).await?;
+        ensure!(reaches(true)? && reaches(false)?, "they are not taken: {}", nft("list ruleset"));
+        stopped(peer).await?;
+        let peer = culvert().serve(&config(auto(json!({ "exclude_mptcp": true })))).await?;
+        ensure!(!reaches(true)? && !reaches(false)?, "they do not pass by: {}", nft("list ruleset"));
+        moves("10.99.1.2", origin.port().number()).await?;
         stopped(peer).await
     });
 }
