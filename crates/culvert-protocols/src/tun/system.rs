@@ -142,15 +142,14 @@ mod tests {
 
     #[test]
     fn the_next_address_has_to_be_of_the_same_network() {
-        let next = |text: &str| {
+        let after = |text: &str| {
             let (ip, len) = text.split_once('/').unwrap();
-            super::next(&Prefix { ip: ip.parse().unwrap(), len: len.parse().unwrap() })
-                .map(|ip| ip.to_string())
+            next(&Prefix { ip: ip.parse().unwrap(), len: len.parse().unwrap() }).map(|ip| ip.to_string())
         };
-        assert_eq!(next("172.19.0.1/30").as_deref(), Some("172.19.0.2"));
-        assert_eq!(next("fdfe::1/126").as_deref(), Some("fdfe::2"));
+        assert_eq!(after("172.19.0.1/30").as_deref(), Some("172.19.0.2"));
+        assert_eq!(after("fdfe::1/126").as_deref(), Some("fdfe::2"));
         for alone in ["172.19.0.1/32", "172.19.0.3/30", "fdfe::1/128", "255.255.255.255/0"] {
-            assert_eq!(next(alone), None, "{alone}");
+            assert_eq!(after(alone), None, "{alone}");
         }
     }
 }

@@ -498,11 +498,12 @@ fn the_listener_of_diverted_connections_is_no_way_in() {
         let listeners = Command::new("ss").args(["-Htln"]).output()?;
         let listeners = String::from_utf8_lossy(&listeners.stdout).into_owned();
         let at_device = listeners.split_whitespace().find_map(|word| word.strip_prefix("172.19.0.1:"));
+        let at_device = at_device.unwrap_or(&port);
         for (host, port) in [
             ("127.0.0.1", port.as_str()),
-            ("10.77.0.1", &port),
-            ("172.19.0.1", &port),
-            ("172.19.0.1", at_device.unwrap_or(&port)),
+            ("10.77.0.1", port.as_str()),
+            ("172.19.0.1", port.as_str()),
+            ("172.19.0.1", at_device),
         ] {
             let mut stream = dial((host, port.parse()?)).await?;
             let read = tokio::time::timeout(STEP, stream.read(&mut [0])).await?;
