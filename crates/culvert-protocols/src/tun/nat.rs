@@ -12,6 +12,7 @@
 //!
 //! Addresses, ports and checksums are changed in place, and a train stays a train.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -126,7 +127,7 @@ impl Table {
     }
 
     fn open(&mut self, client: SocketAddr, target: SocketAddr, now: Instant) -> Option<u16> {
-        if self.flows.len() >= self.tidy_at.max(TIDY_AT) {
+        if self.flows.len() >= self.tidy_at.clamp(TIDY_AT, FLOWS) {
             self.tidy(now);
         }
         if self.flows.len() >= FLOWS {
@@ -143,15 +144,18 @@ impl Table {
         Some(port)
     }
 
-    /// Forgets flows that have ended, and where that is not enough those that have been silent longest.
+    /// Forgets flows that have ended, and where that is not enough some that have been silent longest.
     fn tidy(&mut self, now: Instant) {
         let silent = |flow: &Flow| now.saturating_duration_since(flow.last);
         self.flows.retain(|_, flow| flow.state.patience().is_none_or(|patience| silent(flow) < patience));
         if self.flows.len() >= FLOWS {
-            let mut times: Vec<Duration> = self.flows.values().map(silent).collect();
-            let (_, limit, _) = times.select_nth_unstable(FLOWS * 15 / 16);
-            let limit = *limit;
-            self.flows.retain(|_, flow| silent(flow) < limit);
+            // Those that nobody has answered first: a flood of beginnings is not to end what is open.
+            let age = |(port, flow): (&u16, &Flow)| (flow.state.answered, Reverse(silent(flow)), *port);
+            let mut ages: Vec<_> = self.flows.iter().map(age).collect();
+            ages.select_nth_unstable(FLOWS / 16);
+            for (_, _, port) in &ages[..FLOWS / 16] {
+                self.flows.remove(port);
+            }
         }
         let flows = &self.flows;
         self.ports
