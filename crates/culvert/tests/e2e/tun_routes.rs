@@ -206,7 +206,7 @@ fn without_nftables_everything_goes_by_the_device() {
             "nft",
             "#!/bin/sh\necho 'Error: Could not process rule: No such file or directory' >&2\nexit 1\n",
         )?;
-        std::process::Command::new("/bin/chmod").arg("+x").arg(&refusing).status()?;
+        Command::new("/bin/chmod").arg("+x").arg(&refusing).status()?;
         let refusing = format!("PATH={}:/bin", folder.path().display());
         for (path, reason) in
             [("PATH=/nonexistent", "cannot be run"), (refusing.as_str(), "No such file or directory")]
@@ -619,7 +619,7 @@ fn the_systems_dns_is_led_here_and_back() {
         let folder = TempDir::new()?;
         let tool = folder
             .write("resolvectl", format!("#!/bin/sh\necho \"$@\" >> {}/told\n", folder.path().display()))?;
-        std::process::Command::new("chmod").arg("+x").arg(&tool).status()?;
+        Command::new("chmod").arg("+x").arg(&tool).status()?;
         let path = format!("PATH={}:{}", folder.path().display(), std::env::var("PATH")?);
         let program = culvert().path().display().to_string();
         let told = || std::fs::read_to_string(folder.path().join("told")).unwrap_or_default();
