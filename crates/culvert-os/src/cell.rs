@@ -92,6 +92,14 @@ impl Signals {
         sys::block_signals(&HANDED).map(Self)
     }
 
+    /// Lets them through again: programs inherit from who starts them what is held back.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn release() -> io::Result<()> {
+        sys::unblock_signals(&HANDED)
+    }
+
     /// Waits for the next one that was sent by a program. Those of a terminal go to all its programs by themselves.
     ///
     /// # Errors

@@ -685,9 +685,18 @@ fn signal_set(signals: &[c_int]) -> libc::sigset_t {
 
 /// pthread_sigmask(3) with SIG_BLOCK.
 pub(crate) fn block_signals(signals: &[c_int]) -> io::Result<()> {
+    mask_signals(libc::SIG_BLOCK, signals)
+}
+
+/// pthread_sigmask(3) with SIG_UNBLOCK.
+pub(crate) fn unblock_signals(signals: &[c_int]) -> io::Result<()> {
+    mask_signals(libc::SIG_UNBLOCK, signals)
+}
+
+fn mask_signals(how: c_int, signals: &[c_int]) -> io::Result<()> {
     let set = signal_set(signals);
     // SAFETY: `set` is a valid set; the old one is not asked for.
-    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, ptr::null_mut()) } {
+    match unsafe { libc::pthread_sigmask(how, &set, ptr::null_mut()) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }

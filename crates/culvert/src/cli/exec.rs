@@ -171,8 +171,7 @@ fn configuration(global: &Global, arguments: &Arguments) -> Result<run::Config, 
         None => sources::read(global)?,
     };
     // Lists are joined in the order of their sources, and of other values the last counts.
-    let hijack =
-        json!({ "route": { "rules": [{ "inbound": ["exec"], "port": 53, "action": "hijack-dns" }] } });
+    let hijack = json!({ "route": { "rules": [{ "port": 53, "action": "hijack-dns" }] } });
     read.insert(0, Source::new("command", hijack.to_string().as_bytes()));
     if let Some(level) = &arguments.log_level {
         let level = json!({ "log": { "level": level } }).to_string();
@@ -192,6 +191,8 @@ fn inside(number: RawFd, program: &[OsString]) -> Result<(), Failure> {
     let stream =
         cell::take_over(number).map_err(|error| Failure(format!("--inside is not for you: {error}")))?;
     let mut stream = UnixStream::from(stream);
+    // The outer part holds them back, and what it starts would inherit that.
+    Signals::release().map_err(|error| Failure(format!("let signals through: {error}")))?;
     match network() {
         Ok(device) => {
             let sent = cell::send_descriptor(stream.as_fd(), device.name().as_bytes(), device.as_fd());

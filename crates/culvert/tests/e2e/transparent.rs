@@ -118,6 +118,19 @@ impl Client {
         sh(&format!("nsenter -t {} -n sh -c '{command}'", self.0.id()));
     }
 
+    /// Sends a datagram of 1200 bytes from there, and says how long the answer is.
+    pub(crate) fn asks(&self, host: &str, port: u16) -> Result<String> {
+        const ASK: &str = "import socket,sys\nf = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET\n\
+                           s = socket.socket(f, socket.SOCK_DGRAM)\ns.settimeout(10)\n\
+                           s.sendto(bytes(1200), (sys.argv[1], int(sys.argv[2])))\nprint(len(s.recv(65536)))";
+        let (pid, port) = (self.process(), port.to_string());
+        let output = Command::new("nsenter")
+            .args(["-t", pid.as_str(), "-n", "python3", "-c", ASK, host, port.as_str()])
+            .output()?;
+        ensure!(output.status.success(), "{host}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
     /// Runs the client's program there.
     pub(crate) fn program(&self, arguments: &[&str]) -> Result<String> {
         let pid = self.0.id().to_string();
