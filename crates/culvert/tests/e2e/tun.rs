@@ -163,7 +163,7 @@ fn many_streams_at_once_and_many_one_after_the_other() {
             outcome??;
         }
         // Ten thousand, eight at a time.
-        let mut crowd = JoinSet::new();
+        let mut crowd = JoinSet::<Result>::new();
         for lane in 0..8u64 {
             let network = Arc::clone(&network);
             crowd.spawn(async move {
