@@ -89,6 +89,7 @@ fn outside(global: &Global, arguments: &Arguments) -> Result<ExitStatus, Failure
     let open_files = culvert_os::process::raise_open_files_limit().unwrap_or(1024);
     let config = configuration(global, arguments)?;
     run::configure_log(&config.loaded)?;
+    super::report(&config.loaded.warnings);
     let failed = |what: &'static str| move |error: io::Error| Failure(format!("{what}: {error}"));
     let signals = Signals::hold().map_err(failed("hold signals back"))?;
     let (near, far) = UnixStream::pair().map_err(failed("make a pair of sockets"))?;

@@ -243,10 +243,10 @@ fn the_kernels_tcp_carries_every_byte_at_every_mtu() {
 #[test]
 fn many_streams_by_the_kernels_tcp_keep_their_bytes_apart() {
     alone("many_streams_by_the_kernels_tcp_keep_their_bytes_apart", || async {
-        let network = std::sync::Arc::new(Network::routed(json!({ "stack": "system" })).await?);
+        let network = Arc::new(Network::routed(json!({ "stack": "system" })).await?);
         let mut crowd = JoinSet::new();
         for number in 0..200u64 {
-            let network = std::sync::Arc::clone(&network);
+            let network = Arc::clone(&network);
             crowd.spawn(
                 async move { network.bulk(&format!("10.99.{}.7", number % 200), 100_000 + number).await },
             );
@@ -278,7 +278,7 @@ fn many_streams_by_the_kernels_tcp_keep_their_bytes_apart() {
             let received = origin::take(&mut stream, seed, None, |_| ()).await?;
             ensure!(received == 100 + number % 50, "{received} bytes");
         }
-        std::sync::Arc::into_inner(network).ok_or("a task is left")?.stop().await
+        Arc::into_inner(network).ok_or("a task is left")?.stop().await
     });
 }
 
@@ -628,7 +628,7 @@ fn ping(host: &str) -> Result<Option<u8>> {
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
         let mut buffer = vec![0; 2000];
-        let Ok(length) = std::io::Read::read(&mut &socket, &mut buffer) else { return Ok(None) };
+        let Ok(length) = io::Read::read(&mut &socket, &mut buffer) else { return Ok(None) };
         let source = std::net::IpAddr::from([buffer[12], buffer[13], buffer[14], buffer[15]]);
         let answer = &buffer[20..length];
         // An answer has our id; an error quotes our message behind an IP head.
