@@ -187,9 +187,7 @@ impl Play {
                 ours.get_or_insert(segment.seq);
             }
             let first = ours.unwrap_or(Seq(0));
-            let len = payload.len() as u32
-                + u32::from(segment.flags.has(Flags::FIN))
-                + u32::from(segment.flags.has(Flags::SYN) && !segment.flags.has(Flags::RST)) * 0;
+            let len = payload.len() as u32 + u32::from(segment.flags.has(Flags::FIN));
             let from = segment.seq - first;
             let options = segment.options;
             sent.push_back(Line {
