@@ -41,4 +41,5 @@ pub mod udp;
 
 pub use stack::{
     Config, ConnId, Counters, Delivery, Event, Offloads, Outgoing, ReadOutcome, Received, Refusal, Stack,
+    TooBig,
 };

@@ -194,6 +194,18 @@ pub enum Delivery {
         /// The whole packet.
         packet: Buf,
     },
+    /// Word of a smaller MTU for a connection that is not here, but may be in the stack of another queue, as its packets
+    /// have another hash than what they tell of.
+    TooBig(TooBig),
+}
+
+/// What [`Stack::too_big`] takes.
+#[derive(Clone, Copy, Debug)]
+pub struct TooBig {
+    source: SocketAddr,
+    target: SocketAddr,
+    seq: Seq,
+    mtu: u16,
 }
 
 /// Numbers for the curious.
@@ -295,6 +307,14 @@ impl Stack {
         self.dispatch(&head, received, now)
     }
 
+    /// Takes word of a smaller MTU, of one of our packets. Whether the connection is here.
+    pub fn too_big(&mut self, word: &TooBig, now: Instant) -> bool {
+        let TooBig { source, target, seq, mtu } = *word;
+        let Some(index) = self.by_pair.get(&(source, target)).copied() else { return false };
+        self.touch(index, now, |conn, _, _| conn.reduce_mss(seq, mtu, now));
+        true
+    }
+
     fn receive_whole(&mut self, received: Received, now: Instant) -> Option<Delivery> {
         match ip::parse(&received.packet) {
             Ok(head) if head.fragment.is_none() => self.dispatch(&head, received, now),
@@ -337,10 +357,8 @@ impl Stack {
                         Some(Delivery::Echo { source: head.source, target: head.target, packet })
                     }
                     Some(icmp::Message::TooBig { source, target, protocol: protocol::TCP, seq, mtu }) => {
-                        if let Some(index) = self.by_pair.get(&(source, target)).copied() {
-                            self.touch(index, now, |conn, _, _| conn.reduce_mss(seq, mtu, now));
-                        }
-                        None
+                        let word = TooBig { source, target, seq, mtu };
+                        if self.too_big(&word, now) { None } else { Some(Delivery::TooBig(word)) }
                     }
                     Some(icmp::Message::TooBig { .. } | icmp::Message::Other) => None,
                     None => {

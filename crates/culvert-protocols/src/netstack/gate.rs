@@ -1,14 +1,14 @@
 //! Whoever comes in through a stack: its connections and associations become sessions.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use culvert_core::udp::Associations;
 use culvert_core::{Dispatch, Incoming, Io, Network, Packet, Session, SessionId, Tag};
 use culvert_os::netlink::{self, Prefix};
 use culvert_stack::icmp::{self, Unreachable};
-use culvert_stack::{ConnId, Delivery, Event, Received, Refusal};
+use culvert_stack::{ConnId, Delivery, Event, Received, Refusal, TooBig};
 use culvert_wire::{Buf, BufChain, Host, Target};
 
 use super::engine::{Engine, Inner};
@@ -112,15 +112,19 @@ pub(crate) struct Gate {
     /// Datagrams and pings that came among them, for after the lock.
     datagrams: Vec<Datagram>,
     pings: Vec<Echo>,
+    /// What other queues' stacks are to hear, after the lock too.
+    words: Vec<TooBig>,
     /// Sessions that came up while the lock was held: one that is turned away takes the lock when it is dropped.
     sessions: Vec<Incoming>,
 }
 
-/// The associations of the clients of all gates of a device: one client's packets may come by several queues.
+/// What all gates of a device share, as packets of one client may come by several queues: the associations, and the stacks
+/// that its connections may be in.
 #[derive(Clone)]
 pub(crate) struct Clients(Arc<Mutex<Table>>);
 
 struct Table {
+    engines: Vec<Weak<Engine>>,
     associations: Associations<SocketAddr>,
     clean_at: usize,
     /// By client, target and the client's id.
@@ -132,7 +136,8 @@ impl Clients {
     pub(crate) fn new(dispatch: &Dispatch) -> Self {
         let associations = Associations::new(ASSOCIATIONS.min(dispatch.limit() / 4));
         let pings = Associations::new(PINGS.min(dispatch.limit() / 4));
-        Self(Arc::new(Mutex::new(Table { associations, clean_at: CLEAN_AT, pings })))
+        let engines = Vec::new();
+        Self(Arc::new(Mutex::new(Table { engines, associations, clean_at: CLEAN_AT, pings })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -171,6 +176,7 @@ impl Gate {
             batch: Vec::new(),
             datagrams: Vec::new(),
             pings: Vec::new(),
+            words: Vec::new(),
             sessions: Vec::new(),
             tag,
             engine,
@@ -180,8 +186,9 @@ impl Gate {
         }
     }
 
-    /// Shares associations with the gates of other queues.
+    /// Shares what its clients have with the gates of other queues.
     pub(crate) fn with_clients(self, clients: Clients) -> Self {
+        clients.lock().engines.push(Arc::downgrade(&self.engine));
         Self { clients, ..self }
     }
 
@@ -218,12 +225,14 @@ impl Gate {
                     Some(Delivery::Echo { source, target, packet }) => {
                         self.echo(inner, source, target, packet);
                     }
+                    Some(Delivery::TooBig(word)) => self.words.push(word),
                     None => {}
                 }
             }
             self.follow(inner, now);
         });
         self.batch = batch;
+        self.pass_on();
         self.deliver();
         self.submit();
     }
@@ -297,6 +306,21 @@ impl Gate {
             Err(packet) => packet.data,
         };
         self.datagrams.push(Datagram { source, target, data, segment });
+    }
+
+    /// Tells other queues' stacks what was for none of the connections here.
+    fn pass_on(&mut self) {
+        if self.words.is_empty() {
+            return;
+        }
+        let engines = self.clients.lock().engines.clone();
+        let others =
+            engines.iter().filter_map(Weak::upgrade).filter(|other| !Arc::ptr_eq(other, &self.engine));
+        let others: Vec<_> = others.collect();
+        for word in self.words.drain(..) {
+            // Each of them is asked with its own lock alone.
+            let _ = others.iter().any(|other| other.with(|inner, now| inner.stack.too_big(&word, now)));
+        }
     }
 
     /// Gives datagrams to the associations of their clients.

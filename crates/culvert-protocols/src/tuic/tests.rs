@@ -1,5 +1,7 @@
 //! Client against server over loopback, and a server against clients that are none.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
@@ -222,12 +224,12 @@ async fn first_packets_with_data_that_are_sent_once_more_open_nothing() {
     let heard = Arc::new(std::sync::Mutex::new(Vec::new()));
     let (keeper, to) = (Arc::clone(&heard), (Ipv4Addr::LOCALHOST, server.port));
     tokio::spawn(async move {
-        let mut backs: std::collections::HashMap<_, Arc<UdpSocket>> = std::collections::HashMap::new();
+        let mut backs = HashMap::<_, Arc<UdpSocket>>::new();
         let (front, mut packet) = (Arc::new(front), vec![0; 65_536]);
         loop {
             let (len, from) = front.recv_from(&mut packet).await.unwrap();
             keeper.lock().unwrap().push(packet[..len].to_vec());
-            if !backs.contains_key(&from) {
+            if let Entry::Vacant(place) = backs.entry(from) {
                 let back = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
                 let (front, answers) = (Arc::clone(&front), Arc::clone(&back));
                 tokio::spawn(async move {
@@ -236,7 +238,7 @@ async fn first_packets_with_data_that_are_sent_once_more_open_nothing() {
                         front.send_to(&packet[..len], from).await.unwrap();
                     }
                 });
-                backs.insert(from, back);
+                place.insert(back);
             }
             backs[&from].send_to(&packet[..len], to).await.unwrap();
         }

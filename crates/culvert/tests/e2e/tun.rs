@@ -598,12 +598,12 @@ fn packets_that_must_get_shorter_on_the_way_do() {
             let mut stream = network.ask("10.99.1.2", Service::Send { seed, length }).await?;
             // The way back gets narrow in the middle, and narrower: the system tells our stack by ICMP.
             let mut steps = vec![(4u64 << 20, 1400), (12 << 20, 900)].into_iter().peekable();
-            let received = origin::take(&mut stream, seed, None, |at| {
+            let taking = origin::take(&mut stream, seed, None, |at| {
                 while let Some((_, mtu)) = steps.next_if(|(from, _)| at >= *from) {
                     let _ = narrow.send(mtu);
                 }
-            })
-            .await?;
+            });
+            let received = tokio::time::timeout(Duration::from_secs(60), taking).await??;
             ensure!(received == length, "{received} of {length} bytes came down");
             network.bulk("10.99.1.2", 4 << 20).await
         })
