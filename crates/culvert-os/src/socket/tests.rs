@@ -213,10 +213,10 @@ fn a_bound_port_can_be_shared_by_those_who_ask() {
         socket.set_nonblocking(true).unwrap();
     }
     for _ in 0..64 {
-        let sender = std::net::UdpSocket::bind(LOOPBACKS[0]).unwrap();
+        let sender = UdpSocket::bind(LOOPBACKS[0]).unwrap();
         sender.send_to(b"x", address).unwrap();
     }
-    let count = |socket: &std::net::UdpSocket| std::iter::from_fn(|| socket.recv(&mut [0]).ok()).count();
+    let count = |socket: &UdpSocket| std::iter::from_fn(|| socket.recv(&mut [0]).ok()).count();
     let (first, second) = (count(&one), count(&two));
     assert_eq!(first + second, 64);
     assert!(first > 0 && second > 0, "{first} and {second}");

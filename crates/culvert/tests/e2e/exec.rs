@@ -99,7 +99,7 @@ fn the_end_of_the_program_is_the_end_of_the_command() {
         let mut peer = exec(&["-c", &file, "--", "bash", "-c", "kill -KILL $$"]).spawn()?;
         let status = peer.ended().await?;
         ensure!(status.signal() == Some(9), "{status}");
-        for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("HUP", 1)] {
+        for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("USR2", 12)] {
             let script = format!(
                 "trap 'exit $((40 + {number}))' {name}; echo ready >&2; while :; do sleep 0.05; done"
             );
