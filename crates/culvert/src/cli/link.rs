@@ -9,6 +9,8 @@
 //!
 //! Errors never repeat the link, which holds a password.
 
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine, alphabet};
 use serde_json::{Map, Value, json};
 
 /// Turns a link into an outbound with this tag. `Err`: what is wrong with it.
@@ -370,9 +372,11 @@ fn decoded(text: &str) -> Result<String, String> {
             bytes.push(*first);
             continue;
         }
-        let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(byte.ok_or("a `%` in the link is followed by no two hexadecimal digits")?);
+        let digit = |at: usize| rest.get(at).and_then(|digit| char::from(*digit).to_digit(16));
+        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
+            return Err("a `%` in the link is followed by no two hexadecimal digits".to_owned());
+        };
+        bytes.push((high << 4 | low) as u8);
         rest = &rest[2..];
     }
     String::from_utf8(bytes).map_err(|_| "the link is no UTF-8".to_owned())
@@ -380,25 +384,13 @@ fn decoded(text: &str) -> Result<String, String> {
 
 /// The text behind base64 of either alphabet, padded or not.
 fn base64_text(text: &str) -> Option<String> {
-    let mut bits = 0u32;
-    let mut held = 0;
-    let mut bytes = Vec::with_capacity(text.len() * 3 / 4);
-    for byte in text.trim().trim_end_matches('=').bytes() {
-        let value = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'+' | b'-' => 62,
-            b'/' | b'_' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
-        }
-    }
+    const BASE64: GeneralPurpose = GeneralPurpose::new(
+        &alphabet::STANDARD,
+        GeneralPurposeConfig::new()
+            .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+            .with_decode_allow_trailing_bits(true),
+    );
+    let bytes = BASE64.decode(text.trim().replace('-', "+").replace('_', "/")).ok()?;
     String::from_utf8(bytes).ok()
 }
 
@@ -510,6 +502,7 @@ mod tests {
             "socks5://secret@h:port",
             "socks5://secret@h:99999",
             "trojan://secret%zz@h",
+            "trojan://secret%+f@h",
             "ss://secret@h:1",
             "vless://secret@h?type=quic",
             "socks5://secret@[::1",
