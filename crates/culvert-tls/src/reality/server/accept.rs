@@ -298,7 +298,12 @@ async fn second_hello(
         }
         match next(pair).await? {
             Some(Event::Client(data)) => pair.early = data,
-            Some(Event::Target(mut data)) => pair.answer.append(&mut data),
+            Some(Event::Target(mut data)) => {
+                pair.answer.append(&mut data);
+                if pair.answer.len() > MAX_FLIGHT {
+                    return Ok(None);
+                }
+            }
             None => return Ok(None),
         }
     }
