@@ -117,7 +117,7 @@ impl Pair {
 }
 
 #[test]
-fn servers_that_come_back_are_used_at_once_by_clients_that_hold_streams() {
+fn servers_that_come_back_are_used_again_by_clients_that_hold_streams() {
     run(async {
         for server in [Side::Culvert, Side::SingBox] {
             let Some(server) = server.program() else { return Ok(()) };
@@ -229,7 +229,7 @@ fn streams_go_on_when_the_network_has_changed() {
 }
 
 #[test]
-fn datagrams_at_a_high_rate_all_arrive() {
+fn datagrams_in_spells_all_arrive() {
     /// Datagrams of 1,200 bytes, in spells of a millisecond's worth of 20,000 a second.
     const SPELL: usize = 20;
     const SPELLS: usize = 500;
