@@ -114,11 +114,12 @@ impl quic::Service for Service {
         let (service, inner) = (Arc::clone(&self), dispatch.clone());
         dispatch.serve_many(&self.tag, source, |handshake| async move {
             connection.established().await.map_err(|_| ServeError::Left)?;
-            // Each stream is a stranger until its protocol knows it.
-            drop(handshake);
             let (alpn, _) = connection.facts();
             let alpn = alpn.and_then(|alpn| String::from_utf8(alpn).ok()).map(Arc::from);
+            // Who opens no stream says nothing. From the first one on each is a stranger until its protocol knows it.
+            let mut handshake = Some(handshake);
             while let Ok(stream) = connection.accept_bi().await {
+                drop(handshake.take());
                 let session = Session {
                     id: SessionId::next(),
                     network: Network::Tcp,
