@@ -57,6 +57,7 @@ pub mod hysteria2;
 pub mod mixed;
 mod mux;
 pub mod mux_cool;
+mod nat;
 #[cfg(target_os = "linux")]
 mod netstack;
 mod onward;

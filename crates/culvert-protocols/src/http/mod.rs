@@ -64,9 +64,6 @@ impl BuildInbound for HttpInbound {
     }
 
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
-        if self.domain_resolver.is_some() {
-            return Err(cx.not_built("domain_resolver"));
-        }
         let listen = listen(&self.listen, true)?;
         let server = HttpServer::new(Arc::new(Users::new(&self.users)), listen.udp_timeout);
         let inbound = StreamInbound::new(

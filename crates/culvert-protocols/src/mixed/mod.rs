@@ -29,9 +29,6 @@ impl BuildInbound for MixedInbound {
     }
 
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
-        if self.domain_resolver.is_some() {
-            return Err(cx.not_built("domain_resolver"));
-        }
         let listen = listen(&self.listen, true)?;
         let users = Arc::new(Users::new(&self.users));
         let server = MixedServer {

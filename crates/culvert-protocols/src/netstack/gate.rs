@@ -12,10 +12,11 @@ use culvert_stack::{ConnId, Delivery, Event, Received, Refusal, TooBig};
 use culvert_wire::{Buf, BufChain, Host, Target};
 
 use super::engine::{Engine, Inner};
-use super::packets::{NetPackets, NetPings};
+use super::packets::{Between, NetPackets, NetPings};
 use super::stream::NetStream;
+use crate::nat::{Key, UdpNat};
 
-/// Most clients that can have an association at once.
+/// Most associations that clients can have at once, where the options say nothing.
 const ASSOCIATIONS: usize = 16 << 10;
 /// Most of them that ping.
 const PINGS: usize = 256;
@@ -121,11 +122,14 @@ pub(crate) struct Gate {
 /// What all gates of a device share, as packets of one client may come by several queues: the associations, and the stacks
 /// that its connections may be in.
 #[derive(Clone)]
-pub(crate) struct Clients(Arc<Mutex<Table>>);
+pub(crate) struct Clients {
+    nat: UdpNat,
+    table: Arc<Mutex<Table>>,
+}
 
 struct Table {
     engines: Vec<Weak<Engine>>,
-    associations: Associations<SocketAddr>,
+    associations: Associations<Key>,
     clean_at: usize,
     /// By client, target and the client's id.
     pings: Associations<(IpAddr, IpAddr, u16)>,
@@ -133,15 +137,16 @@ struct Table {
 
 impl Clients {
     /// None yet, and not more than this device may have of what `dispatch` carries.
-    pub(crate) fn new(dispatch: &Dispatch) -> Self {
-        let associations = Associations::new(ASSOCIATIONS.min(dispatch.limit() / 4));
+    pub(crate) fn new(dispatch: &Dispatch, nat: UdpNat) -> Self {
+        let associations = Associations::new(nat.limit(ASSOCIATIONS).min(dispatch.limit() / 4));
         let pings = Associations::new(PINGS.min(dispatch.limit() / 4));
         let engines = Vec::new();
-        Self(Arc::new(Mutex::new(Table { engines, associations, clean_at: CLEAN_AT, pings })))
+        let table = Table { engines, associations, clean_at: CLEAN_AT, pings };
+        Self { nat, table: Arc::new(Mutex::new(table)) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -167,8 +172,9 @@ impl Gate {
         dispatch: Dispatch,
         udp_timeout: Option<Duration>,
         ground: Ground,
+        clients: Clients,
     ) -> Self {
-        let clients = Clients::new(&dispatch);
+        clients.lock().engines.push(Arc::downgrade(&engine));
         Self {
             dns_flows: (Instant::now(), 0),
             clients,
@@ -184,12 +190,6 @@ impl Gate {
             udp_timeout,
             ground,
         }
-    }
-
-    /// Shares what its clients have with the gates of other queues.
-    pub(crate) fn with_clients(self, clients: Clients) -> Self {
-        clients.lock().engines.push(Arc::downgrade(&self.engine));
-        Self { clients, ..self }
     }
 
     /// Answers clients before their connections are made, if `early`.
@@ -348,7 +348,9 @@ impl Gate {
         }
         let to = place.or(target);
         let peer = Target { host: Host::from(to.ip()), port: to.port() };
-        let Some(queue) = table.associations.deliver(&source, Packet { data, segment, peer }) else { return };
+        let nat = self.clients.nat;
+        let packet = Packet { data, segment, peer };
+        let Some(queue) = table.associations.deliver(&nat.key(source, to), packet) else { return };
         if self.dispatch.is_full() || (place == Place::Dns && !self.dns_flow(Instant::now())) {
             return; // the queue is dropped, and the client's next packet tries again
         }
@@ -359,7 +361,8 @@ impl Gate {
             (Ground::Host(_), Place::Here(_)) => Some(target.ip()),
             (Ground::Host(_), _) => own,
         };
-        let packets = NetPackets::new(queue, Arc::clone(&self.engine), source, target, home);
+        let between = Between { client: source, target, home };
+        let packets = NetPackets::new(queue, Arc::clone(&self.engine), between, nat.filter());
         let session = self.session(Network::Udp, source, to);
         let (io, udp_timeout) = (Io::Packets(Box::new(packets)), self.udp_timeout);
         self.sessions.push(Incoming { session, io, early: BufChain::new(), reply: None, udp_timeout });

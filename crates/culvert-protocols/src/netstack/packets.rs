@@ -13,31 +13,33 @@ use culvert_wire::Room;
 
 use super::engine::Engine;
 use super::stream::refusal;
+use crate::nat::Filter;
 
 /// Most datagrams that are sent as one.
 const TRAIN: usize = 32;
 
-/// All datagrams of one address and port of a client, to whomever; answers come from whoever they come from
-/// (endpoint-independent mapping and filtering, RFC 4787).
+/// All datagrams of one address and port of a client that its mapping takes together; answers come from whoever the filter
+/// lets in.
 pub(crate) struct NetPackets {
     queue: PacketQueue,
     engine: Arc<Engine>,
-    client: SocketAddr,
-    /// To whom the first one goes.
-    target: SocketAddr,
+    between: Between,
+    filter: Filter,
+}
+
+/// Whom an association is between.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Between {
+    pub client: SocketAddr,
+    /// To whom the first datagram goes.
+    pub target: SocketAddr,
     /// By which address the client knows what answers from a loopback address of this host.
-    home: Option<IpAddr>,
+    pub home: Option<IpAddr>,
 }
 
 impl NetPackets {
-    pub(crate) fn new(
-        queue: PacketQueue,
-        engine: Arc<Engine>,
-        client: SocketAddr,
-        target: SocketAddr,
-        home: Option<IpAddr>,
-    ) -> Self {
-        Self { queue, engine, client, target, home }
+    pub(crate) fn new(queue: PacketQueue, engine: Arc<Engine>, between: Between, filter: Filter) -> Self {
+        Self { queue, engine, between, filter }
     }
 }
 
@@ -48,15 +50,20 @@ impl PacketConn for NetPackets {
         room: Room,
         batch: &mut PacketBatch,
     ) -> Poll<io::Result<()>> {
-        self.queue.poll_recv(cx, room, batch)
+        let polled = self.queue.poll_recv(cx, room, batch);
+        if !self.filter.is_open() && matches!(polled, Poll::Ready(Ok(()))) {
+            batch.iter().for_each(|packet| self.filter.sent_to(&packet.peer));
+        }
+        polled
     }
 
     /// What the device does not take at once is dropped: its queue is full, which is what drops are for.
     fn poll_send(&mut self, _: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
-        let (engine, client, home) = (&self.engine, self.client, self.home);
+        let (engine, filter) = (&self.engine, &self.filter);
+        let Between { client, home, .. } = self.between;
         // Only an address can stand in a packet's head, and one of the client's family.
         let source = |packet: &Packet| {
-            let mut source = packet.peer.socket_addr()?;
+            let mut source = packet.peer.socket_addr().filter(|_| filter.lets_in(&packet.peer))?;
             if let Some(home) = home.filter(|_| source.ip().is_loopback()) {
                 source.set_ip(home);
             }
@@ -98,7 +105,7 @@ impl PacketConn for NetPackets {
     fn answer(&mut self, outcome: &DialOutcome<'_>) {
         let DialOutcome::Failed(error) = outcome else { return };
         let Some(why) = unreachable(error) else { return };
-        if let Some(answer) = icmp::datagram_unreachable(self.client, self.target, why) {
+        if let Some(answer) = icmp::datagram_unreachable(self.between.client, self.between.target, why) {
             self.engine.with(|inner, _| inner.stack.send_packet(answer));
         }
     }

@@ -57,9 +57,6 @@ impl BuildInbound for SocksInbound {
     }
 
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
-        if self.domain_resolver.is_some() {
-            return Err(cx.not_built("domain_resolver"));
-        }
         let listen = listen(&self.listen, true)?;
         let server = SocksServer::new(Arc::new(Users::new(&self.users)), listen.udp, listen.udp_timeout);
         Ok(Arc::new(StreamInbound::new(cx.tag, listen.address, listen.tcp, Arc::new(server))))

@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use culvert_config::options::inbound::tun::{MacAddress, TunDnsMode, TunInbound, TunStack};
 use culvert_config::options::listen::ListenOptions;
-use culvert_config::options::nat::NatBehavior;
+use culvert_config::options::nat::NatOptions;
 use culvert_config::value::Prefix;
 use culvert_core::listener::StreamInbound;
 use culvert_core::{Chain, Dispatch, Inbound, StartError, Tag};
@@ -55,6 +55,7 @@ use self::nat::Nat;
 use self::redirect::Redirect;
 use self::routes::{AutoRoute, others};
 use self::system::System;
+use crate::nat::UdpNat;
 use crate::netstack::{Clients, DeviceOptions, Engine, Gate, Ground};
 use crate::table::{BuildInbound, Networks, inbound};
 use crate::transparent::{Found, Server};
@@ -84,11 +85,6 @@ impl BuildInbound for TunInbound {
     }
 
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
-        let nat = &self.nat;
-        let own_way = [("`udp_mapping`", nat.udp_mapping), ("`udp_filtering`", nat.udp_filtering)];
-        if let Some((option, _)) = own_way.iter().find(|(_, way)| *way != NatBehavior::EndpointIndependent) {
-            return Err(cx.not_built(option));
-        }
         let mtu = if self.mtu == 0 { MTU } else { self.mtu };
         let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| *mtu >= 576) else {
             let reason = "has to be between 576 and 65535".to_owned();
@@ -130,6 +126,7 @@ impl BuildInbound for TunInbound {
             loopback,
             mtu,
             udp_timeout: self.udp_timeout.0.get(),
+            nat: UdpNat::from(&self.nat),
             early_accept: self.early_accept,
             running: Mutex::new(None),
         }))))
@@ -297,6 +294,7 @@ pub fn given(tag: &str, tun: Tun, addresses: Vec<netlink::Prefix>, mtu: u16) -> 
         loopback: Vec::new(),
         mtu,
         udp_timeout: None,
+        nat: UdpNat::from(&NatOptions::default()),
         early_accept: false,
         running: Mutex::new(None),
     })))
@@ -362,6 +360,7 @@ struct TunListener {
     loopback: Vec<IpAddr>,
     mtu: u16,
     udp_timeout: Option<Duration>,
+    nat: UdpNat,
     early_accept: bool,
     running: Mutex<Option<Running>>,
 }
@@ -404,15 +403,16 @@ impl TunListener {
             None => Nat::new(Vec::new(), self.loopback.clone()),
         };
         let turning = (!nat.is_idle()).then(|| Turning { nat, ground: ground.clone() });
-        let clients = Clients::new(dispatch);
+        let clients = Clients::new(dispatch, self.nat);
         for tun in queues {
             let stack = Stack::new(self.config(tun.offloads(), dispatch), Instant::now());
             let name = tun.name().to_owned();
             let link = DeviceLink::new(tun).map_err(self.failed("watch the device"))?;
             let engine = Engine::new(Box::new(link.clone()), stack);
             let (ground, udp_timeout) = (ground.clone(), self.udp_timeout);
-            let gate = Gate::new(self.tag.clone(), engine, dispatch.clone(), udp_timeout, ground);
-            let gate = gate.with_clients(clients.clone()).accepting_early(self.early_accept);
+            let (tag, clients) = (self.tag.clone(), clients.clone());
+            let gate = Gate::new(tag, engine, dispatch.clone(), udp_timeout, ground, clients);
+            let gate = gate.accepting_early(self.early_accept);
             let receiving = Receiving::new(link, gate, turning.clone());
             let tag = self.tag.clone();
             tasks.spawn(async move {

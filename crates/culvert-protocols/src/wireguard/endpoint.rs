@@ -22,7 +22,8 @@ use super::receive::{DetourTo, Receive};
 use super::system::System;
 use super::tunnel::{Tunnel, TunnelLink};
 use super::wire::{Detour, Outer, Wire};
-use crate::netstack::{self, Engine, Gate, Ground};
+use crate::nat::UdpNat;
+use crate::netstack::{self, Clients, Engine, Gate, Ground};
 
 /// Bytes that a peer may send ahead of a reader, and that wait for a peer.
 const WINDOW: u32 = 1 << 20;
@@ -43,6 +44,7 @@ pub(super) struct Parts {
     pub(super) mtu: u16,
     pub(super) listen_port: u16,
     pub(super) udp_timeout: Duration,
+    pub(super) nat: UdpNat,
     /// With an interface of the system: its name, if that is given, and what is routed into it.
     pub(super) system: Option<(Option<String>, Vec<Prefix>)>,
 }
@@ -179,7 +181,8 @@ impl Inbound for Endpoint {
         let engine = Engine::new(Box::new(TunnelLink(Arc::clone(&tunnel))), self.stack(dispatch.limit()));
         let ground = Ground::Host(self.parts.addresses.clone());
         let timeout = Some(self.parts.udp_timeout);
-        let gate = Gate::new(tag.clone(), Arc::clone(&engine), dispatch.clone(), timeout, ground);
+        let clients = Clients::new(dispatch, self.parts.nat);
+        let gate = Gate::new(tag.clone(), Arc::clone(&engine), dispatch.clone(), timeout, ground, clients);
         let name = format!("endpoint/{tag}");
         let (mut tasks, mut local) = (JoinSet::new(), Vec::new());
         let system = match &self.parts.system {

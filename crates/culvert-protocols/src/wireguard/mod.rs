@@ -34,12 +34,12 @@ use std::time::Duration;
 
 use culvert_config::options::dial::DialOptions;
 use culvert_config::options::endpoint::wireguard::{WireGuardEndpoint, WireGuardPeer};
-use culvert_config::options::nat::NatBehavior;
 use culvert_os::netlink::{self, Prefix};
 use culvert_wire::{Domain, Host, Target};
 use culvert_wireguard::{Device, Key, PeerId, PeerSettings, Routes, Settings};
 
 use self::endpoint::{Endpoint, Parts};
+use crate::nat::UdpNat;
 use crate::table::{BuildEndpoint, BuiltEndpoint};
 use crate::{BuildError, OutboundCx, Protocol};
 
@@ -62,16 +62,6 @@ impl BuildEndpoint for WireGuardEndpoint {
     }
 
     fn build(&self, cx: OutboundCx) -> Result<BuiltEndpoint, BuildError> {
-        let not_built = |option: &str| {
-            Err(BuildError::NotBuilt { feature: format!("`{option}` of endpoint/{}", cx.tag.kind) })
-        };
-        let independent = |behavior: NatBehavior| behavior == NatBehavior::EndpointIndependent;
-        if !independent(self.nat.udp_mapping) {
-            return not_built("udp_mapping");
-        }
-        if !independent(self.nat.udp_filtering) {
-            return not_built("udp_filtering");
-        }
         let mtu = if self.mtu == 0 { MTU } else { self.mtu };
         let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| (576..=65_440).contains(mtu)) else {
             let reason = "has to be between 576 and 65440".to_owned();
@@ -104,6 +94,7 @@ impl BuildEndpoint for WireGuardEndpoint {
             mtu,
             listen_port: self.listen_port,
             udp_timeout: self.udp_timeout.or(UDP_TIMEOUT),
+            nat: UdpNat::from(&self.nat),
             system: self.system.then_some((name, routes)),
         };
         let endpoint = Endpoint::new(parts);

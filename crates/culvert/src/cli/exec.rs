@@ -46,7 +46,7 @@ const OTHER_RESOLVERS: [&str; 3] =
 /// Flags of the command.
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
-    /// Go by this proxy instead of a configuration; links as for tun2socks.
+    /// Go by this proxy instead of a configuration; links, and files with one, as for tun2socks.
     #[arg(long, value_name = "LINK")]
     proxy: Option<String>,
     #[command(flatten)]

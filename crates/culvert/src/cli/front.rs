@@ -55,9 +55,11 @@ impl Dns {
     }
 }
 
-/// A configuration of one outbound, without inbounds.
+/// A configuration of one outbound, without inbounds. `proxy` is a link, or `@` and the path of a file that holds one.
 pub(super) fn config(proxy: &str, dns: &Dns, level: &str) -> Result<Value, Failure> {
-    let proxy = link::outbound(proxy, "proxy").map_err(|reason| Failure(format!("proxy: {reason}")))?;
+    let held = proxy.strip_prefix('@').map(read_link).transpose()?;
+    let proxy = link::outbound(held.as_deref().unwrap_or(proxy), "proxy");
+    let proxy = proxy.map_err(|reason| Failure(format!("proxy: {reason}")))?;
     Ok(json!({
         "log": { "level": level },
         "dns": dns.section()?,
@@ -67,6 +69,18 @@ pub(super) fn config(proxy: &str, dns: &Dns, level: &str) -> Result<Value, Failu
             "default_domain_resolver": "near"
         }
     }))
+}
+
+/// The link in this file, whose other lines are empty or comments behind `#`. What stands on a command line
+/// is seen by every user of the machine, and a link holds a password.
+fn read_link(path: &str) -> Result<String, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure(format!("proxy: {path}: {error}")))?;
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    match (lines.next(), lines.next()) {
+        (Some(link), None) => Ok(link.to_owned()),
+        (None, _) => Err(Failure(format!("proxy: {path}: no link in this file"))),
+        (Some(_), Some(_)) => Err(Failure(format!("proxy: {path}: more than one link in this file"))),
+    }
 }
 
 /// Puts the address of the proxy's server in the place of its name, which cannot be asked for once all queries go through
@@ -120,5 +134,22 @@ mod tests {
         let proxy = &config["outbounds"][0];
         assert!(proxy["server"].as_str().unwrap().parse::<std::net::IpAddr>().is_ok());
         assert_eq!(proxy["tls"]["server_name"], "localhost");
+    }
+
+    #[test]
+    fn a_link_may_stand_in_a_file() {
+        let path = std::env::temp_dir().join(format!("culvert-link-{}", std::process::id()));
+        let of = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            config(&format!("@{}", path.display()), &Dns { dns: "names".to_owned() }, "warn")
+        };
+        let made = of("# mine\n\n  socks5://user:secret@192.0.2.1:1080 \n").unwrap();
+        assert_eq!(made["outbounds"][0]["password"], "secret");
+        for bad in ["", "# only words\n", "socks5://h:1\nsocks5://h:2\n", "secret\n"] {
+            let Failure(said) = of(bad).unwrap_err();
+            assert!(said.starts_with("proxy: ") && !said.contains("secret"), "{said}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(config("@/nowhere", &Dns { dns: "names".to_owned() }, "warn").is_err());
     }
 }

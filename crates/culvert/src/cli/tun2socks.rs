@@ -10,7 +10,7 @@ use super::{Failure, run};
 #[derive(Args, Debug)]
 pub(super) struct Arguments {
     /// The proxy: socks5://user:password@host:port, http://, https://, ss://, vmess://, vless://, trojan://, anytls://,
-    /// hysteria2:// or tuic://.
+    /// hysteria2:// or tuic://. @FILE reads it from a file, so that nobody sees its password in the list of processes.
     #[arg(value_name = "LINK")]
     proxy: String,
     /// Name of the device; the first free one of tun0, tun1, … when absent.

@@ -16,7 +16,7 @@ use culvert_rules::ip::Prefix;
 use culvert_rules::rule::{Environment, Facts, Interface, Needs, Process};
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{debug, trace, warn};
 
 use super::leases;
 
@@ -132,6 +132,7 @@ impl Surroundings {
             ready.clear_ready();
             tokio::time::sleep(SETTLE).await;
             netlink::drain(std::os::fd::AsFd::as_fd(socket.get_ref()));
+            trace!("the network has changed");
             let next = look();
             let environment = Arc::clone(&next.environment);
             let before = {

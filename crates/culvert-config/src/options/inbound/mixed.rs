@@ -15,14 +15,14 @@ options! {
         listen: ListenOptions = ..,
         /// Who may use it; everybody when empty.
         users: Vec<LoginUser>,
-        /// DNS server for the names clients ask for.
+        /// DNS server for the names clients ask for; without effect, as in sing-box 1.14.4.
         domain_resolver: Option<DomainResolver>,
         /// Makes this inbound the proxy of the system while it runs.
         set_system_proxy: bool,
         /// TLS towards the clients.
         tls: Option<Box<InboundTls>>,
     }
-    check = MixedInbound::check_tls;
+    check = MixedInbound::check;
 
     /// Options of a SOCKS inbound.
     pub struct SocksInbound {
@@ -30,9 +30,10 @@ options! {
         listen: ListenOptions = ..,
         /// Who may use it; everybody when empty.
         users: Vec<LoginUser>,
-        /// DNS server for the names clients ask for.
+        /// DNS server for the names clients ask for; without effect, as in sing-box 1.14.4.
         domain_resolver: Option<DomainResolver>,
     }
+    check = SocksInbound::check;
 
     /// Options of an HTTP proxy inbound.
     pub struct HttpInbound {
@@ -40,23 +41,41 @@ options! {
         listen: ListenOptions = ..,
         /// Who may use it; everybody when empty.
         users: Vec<LoginUser>,
-        /// DNS server for the names clients ask for.
+        /// DNS server for the names clients ask for; without effect, as in sing-box 1.14.4.
         domain_resolver: Option<DomainResolver>,
         /// Makes this inbound the proxy of the system while it runs.
         set_system_proxy: bool,
         /// TLS towards the clients.
         tls: Option<Box<InboundTls>>,
-    }    check = HttpInbound::check_tls;
+    }
+    check = HttpInbound::check;
+}
+
+/// What all three of them may have.
+fn check_resolver(resolver: Option<&DomainResolver>, node: &Node, cx: &mut Cx<'_>) {
+    if resolver.is_some() {
+        let message = "`domain_resolver` of an inbound has no effect, as outbounds look up names: put it there, or use a rule \
+                       with the action `resolve`";
+        cx.warn(node.place_of("domain_resolver"), message);
+    }
 }
 
 impl MixedInbound {
-    fn check_tls(&self, node: &Node, cx: &mut Cx<'_>) {
+    fn check(&self, node: &Node, cx: &mut Cx<'_>) {
+        check_resolver(self.domain_resolver.as_ref(), node, cx);
         InboundTls::check(self.tls.as_deref(), Need::Optional, node, cx);
     }
 }
 
+impl SocksInbound {
+    fn check(&self, node: &Node, cx: &mut Cx<'_>) {
+        check_resolver(self.domain_resolver.as_ref(), node, cx);
+    }
+}
+
 impl HttpInbound {
-    fn check_tls(&self, node: &Node, cx: &mut Cx<'_>) {
+    fn check(&self, node: &Node, cx: &mut Cx<'_>) {
+        check_resolver(self.domain_resolver.as_ref(), node, cx);
         InboundTls::check(self.tls.as_deref(), Need::Optional, node, cx);
     }
 }
