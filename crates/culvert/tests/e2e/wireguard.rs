@@ -614,3 +614,51 @@ async fn dialled(proxy: SocketAddr, host: &str) -> Result {
     let stream = tokio::time::timeout(STEP, dialing).await.map_err(|_| format!("dial {host}"))??;
     echoes(&listener, stream).await.map_err(|error| format!("{host}: {error}").into())
 }
+
+#[test]
+fn answers_come_from_whom_the_filter_lets_in() {
+    run(async {
+        // Of three answers, from whom was asked, from another port there, and again after that one was asked too.
+        for (filtering, answered) in [
+            ("endpoint_independent", [true, true, true]),
+            ("address_dependent", [true, true, true]),
+            ("address_and_port_dependent", [true, false, true]),
+        ] {
+            for mapping in ["endpoint_independent", "address_dependent"] {
+                let nat = json!({ "udp_filtering": filtering, "udp_mapping": mapping });
+                let Some(pair) = Pair::start(Side::Culvert, Side::Culvert, json!({}), nat).await? else {
+                    return Ok(());
+                };
+                let (asked, other) =
+                    (UdpSocket::bind("127.0.0.1:0").await?, UdpSocket::bind("127.0.0.1:0").await?);
+                let target = |socket: &UdpSocket| -> Result<Target> {
+                    Ok(SocketAddr::new(IpAddr::from([10, 9, 0, 1]), socket.local_addr()?.port()).into())
+                };
+                let association = Association::open(pair.client.1.v4(), None).await?;
+                let mut buffer = [0; 16];
+                association.send_to(&target(&asked)?, b"asked").await?;
+                let (_, client) = tokio::time::timeout(STEP, asked.recv_from(&mut buffer)).await??;
+                let mut said = Vec::new();
+                // What is let in by all comes last, and shows that what came before it was dropped.
+                for (from, word) in [(&asked, "first"), (&other, "second"), (&asked, "last")] {
+                    from.send_to(word.as_bytes(), client).await?;
+                }
+                while said.last().is_none_or(|(_, word)| word != b"last") {
+                    said.push(tokio::time::timeout(STEP, association.recv()).await??);
+                }
+                association.send_to(&target(&other)?, b"other").await?;
+                let (_, client) = tokio::time::timeout(STEP, other.recv_from(&mut buffer)).await??;
+                other.send_to(b"third", client).await?;
+                said.push(tokio::time::timeout(STEP, association.recv()).await??);
+                let expected = [("first", &asked), ("second", &other), ("last", &asked), ("third", &other)];
+                let keep = [answered[0], answered[1], true, answered[2]];
+                let expected = expected.into_iter().zip(keep).filter(|(_, keep)| *keep);
+                let expected = expected
+                    .map(|((word, from), _)| Ok((target(from)?, word.as_bytes().to_vec())))
+                    .collect::<Result<Vec<_>>>()?;
+                ensure!(said == expected, "{filtering}, {mapping}: {said:?}");
+            }
+        }
+        Ok(())
+    });
+}
