@@ -379,4 +379,15 @@ mod tests {
             expect(&server(fine), &[]);
         }
     }
+
+    #[test]
+    fn a_resolver_of_an_inbound_is_told_to_do_nothing() {
+        for kind in ["mixed", "socks", "http"] {
+            let text = format!(
+                r#"{{"dns": {{"servers": [{{"type": "local", "tag": "d"}}]}},
+                    "inbounds": [{{"type": "{kind}", "domain_resolver": "d"}}]}}"#
+            );
+            expect(&text, &["2: inbounds[0].domain_resolver: `domain_resolver` of an inbound has no effect"]);
+        }
+    }
 }
