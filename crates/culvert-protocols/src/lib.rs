@@ -48,7 +48,6 @@ mod fragments;
 pub mod framed;
 #[cfg(test)]
 mod fuzzing;
-mod h3;
 mod handshake;
 mod headed;
 pub mod http;

@@ -16,6 +16,7 @@
 //! | [`connection`] | [`Connection`], what all protocols work with |
 //! | [`stream`] | [`QuicStream`], as `StreamConn` and the traits of tokio |
 //! | [`congestion`] | [`Congestion`], which may be changed while a connection runs; BBR and Brutal |
+//! | [`h3`] | as much of HTTP/3 as servers and clients of it here need |
 //! | [`settings`] | limits of connections, and TLS from the settings of `culvert-tls` |
 //! | [`link`] | sockets, [`Disguise`], [`Hop`] |
 //! | `driver`, `pace`, `ids` | the loop, the token bucket in front of each connection's packets, connection ids |
@@ -45,6 +46,7 @@ pub mod congestion;
 pub mod connection;
 mod driver;
 pub mod endpoint;
+pub mod h3;
 mod ids;
 pub mod link;
 mod pace;

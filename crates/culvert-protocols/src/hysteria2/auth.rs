@@ -1,7 +1,7 @@
 //! The request by which a client shows that it is one, the answer, and the rates that follow.
 
-use crate::h3::qpack::{self, Field};
-use crate::h3::{HEADERS, put_frame, value};
+use culvert_quic::h3::qpack::{self, Field};
+use culvert_quic::h3::{HEADERS, put_frame, value};
 
 use super::codec::padding;
 
@@ -138,8 +138,8 @@ mod tests {
 
     fn fields(frame: &[u8]) -> Vec<Field> {
         let mut r = Reader::new(frame);
-        crate::h3::take_varint(&mut r).unwrap();
-        crate::h3::take_varint(&mut r).unwrap();
+        culvert_quic::h3::take_varint(&mut r).unwrap();
+        culvert_quic::h3::take_varint(&mut r).unwrap();
         qpack::decode(r.rest()).unwrap()
     }
 

@@ -2,7 +2,7 @@
 
 use culvert_wire::{DecodeError, Reader, Target};
 
-use crate::h3::{put_varint, take_varint};
+use culvert_quic::h3::{put_varint, take_varint};
 
 /// What a stream of ours begins with, where others have a frame of HTTP/3.
 pub(super) const STREAM: u64 = 0x401;

@@ -23,11 +23,11 @@ use super::packets::{Sender, ServerPackets, complete};
 use super::{disguise, profile, rate, transport};
 use crate::fields::listen::listen;
 use crate::fragments::Fragments;
-use crate::h3::{self, Background};
 use crate::quic::{self, Listener};
 use crate::running::Running;
 use crate::users::{KeyedUsers, Known};
 use crate::{BuildError, InboundCx};
+use culvert_quic::h3::{self, Background};
 
 /// Requests at once of somebody who has not shown to be a client.
 const STRANGERS_REQUESTS: usize = 16;

@@ -18,8 +18,8 @@ use tokio::io::AsyncWriteExt;
 
 use crate::BuildError;
 use crate::carrier::date;
-use crate::h3::qpack::{self, Field};
-use crate::h3::{Body, DATA, HEADERS, NO_ERROR, put_frame, put_varint, value};
+use culvert_quic::h3::qpack::{self, Field};
+use culvert_quic::h3::{Body, DATA, HEADERS, NO_ERROR, put_frame, put_varint, value};
 
 /// Longest body of a request that is passed on to another server.
 const MAX_BODY: usize = 1 << 20;

@@ -51,7 +51,7 @@ pub const PROTOCOL: Protocol = Protocol {
     name: "hysteria2",
     inbound: inbound::<Hysteria2Inbound>(),
     outbound: outbound::<Hysteria2Outbound>(),
-    fuzz: &[codec::fuzz_stream, codec::fuzz_datagram, crate::h3::qpack::fuzz_section],
+    fuzz: &[codec::fuzz_stream, codec::fuzz_datagram, culvert_quic::h3::qpack::fuzz_section],
 };
 
 /// Bytes per second in a megabit per second.

@@ -22,12 +22,12 @@ use super::packets::{ClientPackets, Sender, complete};
 use super::{disguise, profile, rate, transport};
 use crate::fields::server::server;
 use crate::fragments::Fragments;
-use crate::h3::{self, Background};
 use crate::handshake::{dial_error, write_error};
 use crate::headed::Headed;
 use crate::quic::{self, Carrying, Current, Hops, attempts, client_dialer, client_link};
 use crate::replied::Replied;
 use crate::{BuildError, OutboundCx};
+use culvert_quic::h3::{self, Background};
 
 /// Packets that wait for one association.
 const QUEUE: usize = 512;

@@ -16,10 +16,10 @@ use tokio::net::UdpSocket;
 
 use super::auth::Request;
 use super::codec::{self, Head, encode_request};
-use crate::h3::qpack::{self, Field};
-use crate::h3::{self, Background, HEADERS, put_frame, value};
 use crate::table::{BuildInbound, BuildOutbound, InboundCx, OutboundCx};
 use crate::testing::{NoNames, World, session, store};
+use culvert_quic::h3::qpack::{self, Field};
+use culvert_quic::h3::{self, Background, HEADERS, put_frame, value};
 
 fn hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()

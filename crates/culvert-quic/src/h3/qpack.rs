@@ -11,10 +11,10 @@
 use super::huffman;
 
 /// A field: name and value.
-pub(crate) type Field = (Vec<u8>, Vec<u8>);
+pub type Field = (Vec<u8>, Vec<u8>);
 
 /// Bytes of all fields together, 32 for each field added (RFC 9114 section 4.2.2).
-pub(crate) const MAX_SECTION: usize = 64 << 10;
+pub const MAX_SECTION: usize = 64 << 10;
 
 #[rustfmt::skip]
 const STATIC: [(&str, &str); 99] = [
@@ -52,7 +52,7 @@ const STATIC: [(&str, &str); 99] = [
 ];
 
 /// Encodes fields as one section.
-pub(crate) fn encode<'a>(fields: impl IntoIterator<Item = (&'a str, &'a [u8])>, to: &mut Vec<u8>) {
+pub fn encode<'a>(fields: impl IntoIterator<Item = (&'a str, &'a [u8])>, to: &mut Vec<u8>) {
     to.extend([0, 0]);
     for (name, value) in fields {
         let same = |(known, _): &(&str, &str)| *known == name;
@@ -73,7 +73,7 @@ pub(crate) fn encode<'a>(fields: impl IntoIterator<Item = (&'a str, &'a [u8])>, 
 }
 
 /// Decodes a section. `None` for what is no section, has too much in it, or needs a dynamic table.
-pub(crate) fn decode(mut bytes: &[u8]) -> Option<Vec<Field>> {
+pub fn decode(mut bytes: &[u8]) -> Option<Vec<Field>> {
     let from = &mut bytes;
     if take_int(from, 8)?.1 != 0 {
         return None; // inserts that were not allowed
@@ -166,7 +166,7 @@ fn take_text(from: &mut &[u8], bits: u8, max: usize) -> Option<Vec<u8>> {
 }
 
 /// Fields that were decoded are the same after encoding and decoding.
-pub(crate) fn fuzz_section(bytes: &[u8]) {
+pub fn fuzz_section(bytes: &[u8]) {
     let Some(fields) = decode(bytes) else { return };
     let names = fields.iter().map(|(name, value)| (std::str::from_utf8(name), value));
     if names.clone().any(|(name, _)| name.is_err()) {

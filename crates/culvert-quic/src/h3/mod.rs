@@ -9,29 +9,31 @@
 //!
 //! Left out: the dynamic table of QPACK (a peer may not use what was not offered), push, priorities.
 
-pub(crate) mod huffman;
-pub(crate) mod qpack;
+mod huffman;
+pub mod qpack;
 
+use crate::{Connection, QuicStream};
 use culvert_core::conn::read_chain;
 use culvert_core::{ServeError, StreamConn};
-use culvert_quic::{Connection, QuicStream};
 use culvert_wire::{BufChain, DecodeError, Reader, Room};
 use tokio::task::JoinSet;
 
+/// The application protocol.
+pub const ALPN: &str = "h3";
 /// Data of a body.
-pub(crate) const DATA: u64 = 0;
+pub const DATA: u64 = 0;
 /// A field section.
-pub(crate) const HEADERS: u64 = 1;
+pub const HEADERS: u64 = 1;
 /// What an end knows of.
 const SETTINGS: u64 = 4;
 /// Settings: bytes of a field section that are read.
 const MAX_FIELD_SECTION_SIZE: u64 = 6;
 /// "No error".
-pub(crate) const NO_ERROR: u64 = 0x100;
+pub const NO_ERROR: u64 = 0x100;
 /// "The peer does not follow the protocol".
-pub(crate) const FRAME_UNEXPECTED: u64 = 0x105;
+pub const FRAME_UNEXPECTED: u64 = 0x105;
 /// "A message is malformed".
-pub(crate) const MESSAGE_ERROR: u64 = 0x10e;
+pub const MESSAGE_ERROR: u64 = 0x10e;
 /// "A stream of this type is not wanted".
 const STREAM_CREATION_ERROR: u64 = 0x103;
 
@@ -39,7 +41,7 @@ const STREAM_CREATION_ERROR: u64 = 0x103;
 const MAX_HEADERS: u64 = 32 << 10;
 
 /// Puts a number of QUIC's kind (RFC 9000 section 16).
-pub(crate) fn put_varint(number: u64, to: &mut Vec<u8>) {
+pub fn put_varint(number: u64, to: &mut Vec<u8>) {
     match number {
         0..0x40 => to.push(number as u8),
         0x40..0x4000 => to.extend((number as u16 | 0x4000).to_be_bytes()),
@@ -49,7 +51,7 @@ pub(crate) fn put_varint(number: u64, to: &mut Vec<u8>) {
 }
 
 /// Takes one.
-pub(crate) fn take_varint(r: &mut Reader<'_>) -> Result<u64, DecodeError> {
+pub fn take_varint(r: &mut Reader<'_>) -> Result<u64, DecodeError> {
     let first = r.u8()?;
     let more = (1usize << (first >> 6)) - 1;
     let start = u64::from(first & 0x3f);
@@ -57,7 +59,7 @@ pub(crate) fn take_varint(r: &mut Reader<'_>) -> Result<u64, DecodeError> {
 }
 
 /// Puts a frame.
-pub(crate) fn put_frame(kind: u64, payload: &[u8], to: &mut Vec<u8>) {
+pub fn put_frame(kind: u64, payload: &[u8], to: &mut Vec<u8>) {
     put_varint(kind, to);
     put_varint(payload.len() as u64, to);
     to.extend(payload);
@@ -75,7 +77,7 @@ fn control() -> Vec<u8> {
 
 /// What both ends of a connection do beside requests: a control stream of their own, which lasts as long as this, and
 /// reading what comes on the other's. Dropping it ends that.
-pub(crate) struct Background {
+pub struct Background {
     _control: QuicStream,
     _tasks: JoinSet<()>,
 }
@@ -85,7 +87,7 @@ impl Background {
     ///
     /// # Errors
     /// The connection has ended.
-    pub(crate) async fn start(connection: &Connection) -> std::io::Result<Self> {
+    pub async fn start(connection: &Connection) -> std::io::Result<Self> {
         let mut control_stream = connection.open_uni().await?;
         culvert_core::conn::write_chain(&mut control_stream, &mut BufChain::copied(&control())).await?;
         let mut tasks = JoinSet::new();
@@ -117,7 +119,7 @@ async fn drain_streams(connection: Connection) {
 ///
 /// # Errors
 /// [`ServeError::Left`] at the end of the stream.
-pub(crate) async fn read_frame_head<C: StreamConn + ?Sized>(
+pub async fn read_frame_head<C: StreamConn + ?Sized>(
     conn: &mut C,
     early: &mut BufChain,
 ) -> Result<(u64, u64), ServeError> {
@@ -148,7 +150,7 @@ async fn skip<C: StreamConn + ?Sized>(
 ///
 /// # Errors
 /// What is there is not HTTP/3.
-pub(crate) async fn read_headers<C: StreamConn + ?Sized>(
+pub async fn read_headers<C: StreamConn + ?Sized>(
     conn: &mut C,
     early: &mut BufChain,
 ) -> Result<Vec<qpack::Field>, ServeError> {
@@ -171,7 +173,7 @@ pub(crate) async fn read_headers<C: StreamConn + ?Sized>(
 
 /// A body as it comes: data frames, until something else or the end comes.
 #[derive(Default)]
-pub(crate) struct Body {
+pub struct Body {
     /// What of the frame at hand is still to come.
     rest: u64,
 }
@@ -181,7 +183,7 @@ impl Body {
     ///
     /// # Errors
     /// Those of the stream, or what is there is not HTTP/3.
-    pub(crate) async fn read<C: StreamConn + ?Sized>(
+    pub async fn read<C: StreamConn + ?Sized>(
         &mut self,
         conn: &mut C,
         early: &mut BufChain,
@@ -208,7 +210,7 @@ impl Body {
 }
 
 /// The value of a field, of the first one with this name.
-pub(crate) fn value<'a>(fields: &'a [qpack::Field], name: &str) -> Option<&'a [u8]> {
+pub fn value<'a>(fields: &'a [qpack::Field], name: &str) -> Option<&'a [u8]> {
     fields.iter().find(|(known, _)| known == name.as_bytes()).map(|(_, value)| &value[..])
 }
 
