@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use culvert_core::{Dialer, Network, Session, SessionId, Tag, timeouts};
-use culvert_tls::{Connector, SettingsError, Store};
+use culvert_core::{BoxStream, Dialer, Network, Session, SessionId, Tag, timeouts};
+use culvert_tls::{Connector, Facts, Securing, SettingsError, Store, TlsConn, TlsError};
 use culvert_wire::{Host, Target};
 use http::{HeaderName, HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Full};
@@ -46,7 +46,7 @@ struct Inner {
     tag: Tag,
     settings: Settings,
     dialer: Dialer,
-    tls: Connector,
+    tls: Securing,
     pool: Pool,
 }
 
@@ -73,7 +73,7 @@ impl Client {
         }
         // Whom it is for is said with each connection, unless the settings do.
         let nobody = Host::from(std::net::IpAddr::from(Ipv4Addr::UNSPECIFIED));
-        let tls = Connector::new(settings.tls.clone(), &nobody, store)?;
+        let tls = Securing::for_many(Connector::new(settings.tls.clone(), &nobody, store)?);
         Ok(Self(Arc::new(Inner { tag, settings, dialer, tls, pool: Pool::default() })))
     }
 
@@ -170,26 +170,44 @@ impl Inner {
     }
 
     async fn connect(&self, server: &Server) -> Result<Link, HttpError> {
-        let session = self.session(&server.target);
-        // A detour may have handshakes of its own, and their limits.
-        let limit = self.dialer.connect_timeout + timeouts::OUTBOUND_HANDSHAKE;
-        let dialled = timeout(limit, self.dialer.connect(&session, &server.target)).await;
-        let conn = dialled.map_err(|_| late(server, "the connect", limit))??;
         let broken = |source| HttpError::Exchange { server: server.to_string(), source };
         if !server.tls {
             self.fall_back(server)?;
-            return Link::http1(conn, &self.settings).await.map_err(broken);
+            return Link::http1(self.dial(server).await?, &self.settings).await.map_err(broken);
         }
-        let (conn, facts) = if self.settings.tls.server_name.is_some() {
-            self.tls.connect(conn).await?
-        } else {
-            self.tls.connect_to(conn, &server.target.host).await?
+        let connector = self.tls.connector_to(&*self.dialer.resolver, &server.target.host).await?;
+        let (conn, facts) = match self.secure(&connector, self.dial(server).await?, server).await {
+            Ok(secured) => secured,
+            Err(error) => match self.tls.retry(&error) {
+                Some(connector) => self.secure(&connector, self.dial(server).await?, server).await?,
+                None => return Err(error.into()),
+            },
         };
         if facts.alpn.as_deref() == Some("h2") {
             return Link::http2(Box::new(conn), &self.settings).await.map_err(broken);
         }
         self.fall_back(server)?;
         Link::http1(Box::new(conn), &self.settings).await.map_err(broken)
+    }
+
+    async fn dial(&self, server: &Server) -> Result<BoxStream, HttpError> {
+        let session = self.session(&server.target);
+        // A detour may have handshakes of its own, and their limits.
+        let limit = self.dialer.connect_timeout + timeouts::OUTBOUND_HANDSHAKE;
+        let dialled = timeout(limit, self.dialer.connect(&session, &server.target)).await;
+        Ok(dialled.map_err(|_| late(server, "the connect", limit))??)
+    }
+
+    async fn secure(
+        &self,
+        connector: &Connector,
+        conn: BoxStream,
+        server: &Server,
+    ) -> Result<(TlsConn, Facts), TlsError> {
+        match self.settings.tls.server_name {
+            Some(_) => connector.connect(conn).await,
+            None => connector.connect_to(conn, &server.target.host).await,
+        }
     }
 
     /// Whether HTTP/1.1 will do.

@@ -76,6 +76,16 @@ impl Connector {
         }
     }
 
+    /// The same for a connection to `server`, which counts where the settings name nobody.
+    pub(crate) fn ech_query_for(&self, server: &Host) -> Option<String> {
+        match &self.settings.ech {
+            Some(Ech::FromDns { name: None }) if self.settings.server_name.is_none() => {
+                Some(server.to_string())
+            }
+            _ => self.ech_query(),
+        }
+    }
+
     /// The same configuration for QUIC, whose library makes the records itself, and the server's name. `alpn` is offered
     /// where the settings offer nothing. `None` if the settings want a handshake of our own, which QUIC cannot carry.
     #[must_use]

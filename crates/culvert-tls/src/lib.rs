@@ -11,6 +11,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`connector`], [`acceptor`] | the two sides |
+//! | [`ech`] | [`Securing`], a connector that asks DNS for what hides the name |
 //! | [`conn`] | [`TlsConn`], the stream inside |
 //! | [`record`] | records without sockets: `Sealer`, `Opener` and the secrets they are made from |
 //! | [`settings`] | what the two sides are made from; [`options`] makes them from configuration options |
@@ -35,6 +36,7 @@ mod client;
 pub mod conn;
 pub mod connector;
 mod der;
+pub mod ech;
 mod engine;
 pub mod error;
 pub mod fault;
@@ -63,6 +65,7 @@ pub use browser::{ClientHello, Fingerprint};
 pub use client::fuzz_client;
 pub use conn::TlsConn;
 pub use connector::Connector;
+pub use ech::Securing;
 pub use engine::Facts;
 pub use error::{SettingsError, TlsError, TlsFault};
 pub use fault::CertificateFault;

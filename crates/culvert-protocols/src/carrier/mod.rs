@@ -35,10 +35,9 @@ use culvert_config::options::tls::{InboundTls, OutboundTls};
 use culvert_config::options::transport::{Transport, TransportKind};
 use culvert_core::listener::StreamInbound;
 use culvert_core::{BoxStream, DialError, Dialer, Inbound, Session, StreamServer};
-use culvert_tls::{Facts, Store};
+use culvert_tls::{Facts, Securing, Store};
 use culvert_wire::Target;
 
-use self::tls::Securing;
 pub(crate) use self::tls::secured;
 use crate::fields::listen::Listen;
 use crate::fields::server::server;
@@ -101,7 +100,7 @@ impl Carrier {
         let tls = tls.filter(|tls| tls.enabled);
         let alpn = transport.0.as_ref().map_or(&[][..], client_alpn);
         let server_name = tls.map(|tls| tls.server_name.clone()).filter(|name| !name.is_empty());
-        let tls = tls.map(|tls| Securing::new(tls, &server.host, alpn, store)).transpose()?;
+        let tls = tls.map(|tls| tls::securing(tls, &server.host, alpn, store)).transpose()?;
         let transport = transport.0.as_ref().map(client_transport).transpose()?;
         Ok(Self { lower: Arc::new(Lower { dialer, server, tls, server_name }), transport })
     }
