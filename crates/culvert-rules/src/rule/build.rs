@@ -246,14 +246,15 @@ impl Builder<'_> {
         list.records("response_ns", o.response_ns, Section::Authority);
         list.records("response_extra", o.response_extra, Section::Additional);
 
-        let rule_sets = self.set_reference(o.rule_set, o.rule_set_ip_cidr_match_source)?;
+        let views = (o.rule_set_ip_cidr_match_source, o.rule_set_ip_cidr_accept_empty);
+        let rule_sets = self.set_reference(o.rule_set, views)?;
         Ok(items.finish(rule_sets, o.match_response, o.invert))
     }
 
     fn set_reference(
         &mut self,
         tags: Vec<String>,
-        match_source: bool,
+        (match_source, accept_empty): (bool, bool),
     ) -> Result<Option<Box<SetReference>>, RuleError> {
         if tags.is_empty() {
             return Ok(None);
@@ -264,7 +265,8 @@ impl Builder<'_> {
             let id = (self.rule_set)(&tag).ok_or(RuleError::UnknownRuleSet(tag))?;
             sets.push(id);
         }
-        Ok(Some(Box::new(SetReference { sets: sets.into(), match_source, text: text.into() })))
+        let (sets, text) = (sets.into(), text.into());
+        Ok(Some(Box::new(SetReference { sets, match_source, accept_empty, text })))
     }
 }
 

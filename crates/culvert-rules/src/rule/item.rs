@@ -47,6 +47,8 @@ pub(super) struct View<'a> {
     pub(super) response: Option<&'a dyn Response>,
     /// Whether `ip_cidr` tests the source (`rule_set_ip_cidr_match_source`).
     pub(super) match_source: bool,
+    /// Whether `ip_cidr` passes an answer without addresses (`rule_set_ip_cidr_accept_empty`).
+    pub(super) accept_empty: bool,
 }
 
 impl<'a> View<'a> {
@@ -55,7 +57,7 @@ impl<'a> View<'a> {
             Some(addr) => std::slice::from_ref(addr),
             None => facts.addresses,
         };
-        Self { facts, addresses, response: None, match_source: false }
+        Self { facts, addresses, response: None, match_source: false, accept_empty: false }
     }
 
     /// Turns to the answer that a rule asks for; `None` when there is no such answer.
@@ -156,6 +158,7 @@ impl Test {
             Self::SourceIp(set) => facts.source.is_some_and(|addr| set.contains(addr)),
             Self::SourceIpIsPrivate => facts.source.is_some_and(is_private),
             Self::Ip(set) if view.match_source => facts.source.is_some_and(|addr| set.contains(addr)),
+            Self::Ip(_) if view.addresses.is_empty() => view.accept_empty,
             Self::Ip(set) => view.addresses.iter().any(|&addr| set.contains(addr)),
             Self::IpIsPrivate => view.addresses.iter().copied().any(is_private),
             Self::IpAcceptAny => !view.addresses.is_empty(),
@@ -189,7 +192,11 @@ impl Test {
             Self::NetworkIsExpensive => default_interface(facts).is_some_and(|it| it.expensive),
             Self::NetworkIsConstrained => default_interface(facts).is_some_and(|it| it.constrained),
             Self::WifiSsid(names) => names.contains(facts.environment.map_or("", |it| &it.wifi_ssid)),
-            Self::WifiBssid(names) => names.contains(facts.environment.map_or("", |it| &it.wifi_bssid)),
+            // People write it in either case; the second look alone allocates.
+            Self::WifiBssid(names) => {
+                let bssid = facts.environment.map_or("", |it| &it.wifi_bssid);
+                names.contains(bssid) || (!bssid.is_empty() && names.contains(&bssid.to_ascii_lowercase()))
+            }
             Self::InterfaceAddress(wanted) => wanted.iter().all(|(name, prefixes)| {
                 let found = interfaces(facts).iter().find(|interface| *interface.name == **name);
                 found.is_some_and(|interface| any_overlap(prefixes, &interface.addresses))

@@ -62,6 +62,7 @@ pub(super) struct Groups {
 pub(super) struct SetReference {
     pub(super) sets: Box<[RuleSetId]>,
     pub(super) match_source: bool,
+    pub(super) accept_empty: bool,
     pub(super) text: Box<str>,
 }
 
@@ -191,6 +192,9 @@ impl Rule {
         match &self.0 {
             Kind::Default(rule) => rule.judge(cx, visitor),
             Kind::Logical(rule) => {
+                if rule.invert && cx.view.facts.addresses_pending && self.waits_for_addresses(cx.sets) {
+                    return true;
+                }
                 let matched = match rule.mode {
                     Mode::And => {
                         (0..).zip(&rule.parts).all(|(index, part)| part.judge_part(index, cx, visitor))
@@ -207,6 +211,14 @@ impl Rule {
         let matched = self.judge(cx, visitor);
         visitor.event(|| Event::LeavePart { index, matched });
         matched
+    }
+
+    /// Whether the verdict depends on destination addresses.
+    fn waits_for_addresses(&self, sets: &[Arc<RuleSet>]) -> bool {
+        match &self.0 {
+            Kind::Default(rule) => rule.depends_on_addresses(sets),
+            Kind::Logical(rule) => rule.parts.iter().any(|part| part.waits_for_addresses(sets)),
+        }
     }
 
     fn heap_size(&self) -> usize {
@@ -233,7 +245,9 @@ impl Default {
                 None => return false,
             }
         }
-        if self.waits(cx.view) {
+        // What is turned around may still match, whatever else is known.
+        let may_turn = self.invert && cx.view.facts.addresses_pending && self.depends_on_addresses(cx.sets);
+        if may_turn || self.waits(cx.view) {
             return true;
         }
         self.holds(cx, [State::Absent; 4], visitor) != self.invert
@@ -272,7 +286,8 @@ impl Default {
         for (state, group) in states.iter_mut().zip(GROUPS) {
             *state = self.group(group, *state, view, visitor);
         }
-        let cx = Context { view: View { match_source: reference.match_source, ..cx.view }, ..cx };
+        let (match_source, accept_empty) = (reference.match_source, reference.accept_empty);
+        let cx = Context { view: View { match_source, accept_empty, ..cx.view }, ..cx };
         let matched = reference
             .sets
             .iter()
@@ -319,6 +334,16 @@ impl Default {
             &groups.destination_port,
         ];
         lists.into_iter().flatten()
+    }
+
+    /// Whether its own conditions or those of rule-sets look at destination addresses.
+    fn depends_on_addresses(&self, sets: &[Arc<RuleSet>]) -> bool {
+        let by_set = |reference: &SetReference| {
+            let mut used = reference.sets.iter().filter_map(|id| sets.get(id.0 as usize));
+            !reference.match_source
+                && used.any(|set| set.rules.iter().any(|rule| rule.waits_for_addresses(sets)))
+        };
+        self.waits_for_addresses() || self.rule_sets.as_deref().is_some_and(by_set)
     }
 
     pub(super) fn waits_for_addresses(&self) -> bool {

@@ -117,6 +117,7 @@ pub struct DefaultRule {
     pub preferred_by: Vec<String>,
     pub rule_set: Vec<String>,
     pub rule_set_ip_cidr_match_source: bool,
+    pub rule_set_ip_cidr_accept_empty: bool,
     pub match_response: Option<MatchResponse>,
     pub response_rcode: Option<u16>,
     /// Records in whatever form [`Response::has_record`](super::Response::has_record) takes, each with its text for

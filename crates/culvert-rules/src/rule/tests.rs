@@ -173,6 +173,31 @@ fn merged_and_opaque_rule_sets() {
 }
 
 #[test]
+fn an_answer_without_addresses_passes_where_the_rule_says_so() {
+    let cidr = DefaultRule { ip_cidr: list(&["192.0.2.0/24"]), ..Default::default() };
+    let table = [("one", vec![cidr.clone().into()]), ("two", vec![cidr.clone().into(), domain("a").into()])];
+    let sets = sets(&table);
+    let inside = [ip("192.0.2.1")];
+    let outside = [ip("198.51.100.1")];
+    for tag in ["one", "two"] {
+        for accept in [false, true] {
+            let options = DefaultRule {
+                rule_set: list(&[tag]),
+                rule_set_ip_cidr_accept_empty: accept,
+                ..Default::default()
+            };
+            let rule = Rule::new(options.into(), &mut |tag| id_of(&table, tag)).unwrap();
+            let judge = |addresses| rule.matches(&Facts { addresses, ..Default::default() }, &sets);
+            assert_eq!([judge(&inside), judge(&outside), judge(&[])], [true, false, accept], "{tag}");
+        }
+    }
+    // A condition of the rule's own is none of a rule-set's.
+    let options = DefaultRule { rule_set_ip_cidr_accept_empty: true, ..cidr };
+    let rule = Rule::new(options.into(), &mut |tag| id_of(&table, tag)).unwrap();
+    assert!(!rule.matches(&Facts::default(), &sets));
+}
+
+#[test]
 fn rule_sets_can_be_replaced_under_a_rule() {
     let table = [("s", vec![domain("a").into()])];
     let options = DefaultRule { rule_set: list(&["s"]), ..Default::default() };
@@ -393,6 +418,41 @@ fn pending_addresses_hold_back_address_conditions_only() {
     let options = DefaultRule { rule_set: list(&["s"]), ..Default::default() };
     let rule = Rule::new(options.into(), &mut |tag| id_of(&table, tag)).unwrap();
     assert!(rule.matches(&facts, &sets(&table)));
+}
+
+/// Probed with sing-box 1.14.4: its verdict on an inverted rule is the one that the addresses give in the end.
+#[test]
+fn inverted_rules_wait_for_addresses_whatever_else_they_look_at() {
+    let pending = Facts { addresses_pending: true, domain: Some("a"), port: 1, ..Default::default() };
+    let cidr = DefaultRule { ip_cidr: list(&["10.0.0.0/8"]), ..Default::default() };
+    let with_port = DefaultRule { port: vec![1], ..cidr.clone() };
+    let inverted = |rule: DefaultRule| DefaultRule { invert: true, ..rule };
+    let table = [
+        ("one", vec![cidr.clone().into()]),
+        ("two", vec![cidr.clone().into(), domain("b").into()]),
+        ("turned", vec![inverted(with_port.clone()).into()]),
+        ("names", vec![domain("b").into()]),
+    ];
+    let sets = sets(&table);
+    let judge = |options: RuleOptions| {
+        let rule = Rule::new(options, &mut |tag| id_of(&table, tag)).unwrap();
+        rule.matches(&pending, &sets)
+    };
+    let refer = |tag: &str| DefaultRule { rule_set: list(&[tag]), ..Default::default() };
+    let logical = |rules: Vec<RuleOptions>, invert| LogicalRule { mode: Mode::And, rules, invert }.into();
+    let port = DefaultRule { port: vec![1], ..Default::default() };
+    assert!(judge(inverted(with_port.clone()).into()));
+    assert!(judge(inverted(refer("one")).into()));
+    assert!(judge(inverted(refer("two")).into()));
+    assert!(judge(refer("turned").into()));
+    assert!(judge(logical(vec![cidr.clone().into(), port.clone().into()], true)));
+    assert!(judge(logical(vec![inverted(with_port).into()], false)));
+    // Without addresses in it a rule is judged at once.
+    assert!(!judge(inverted(port.clone()).into()));
+    assert!(judge(inverted(refer("names")).into()));
+    let from_source = DefaultRule { rule_set_ip_cidr_match_source: true, ..refer("two") };
+    assert!(judge(inverted(from_source).into()), "the source is in no set");
+    assert!(!judge(logical(vec![port.into()], true)));
 }
 
 #[test]
