@@ -5,13 +5,16 @@
 //! | `selected` | tag of a selector | tag of the member chosen |
 //! | `rule-set` | tag of a rule-set | [`SavedRuleSet`] as bytes, see [`mod@rule_set`] |
 //! | `fake` | fake address | the name it stands for |
+//! | `dns` | tag of a DNS server | its answers, as `culvert_dns::cache` writes them |
+//! | `rejected` | DNS server and question | until when its answer passes no rule, in seconds since 1970 |
 //! | `state` | `inet4`, `inet6`; `last4`, `last6`; `mode` | fake ranges; addresses given out last; mode of the Clash API |
 //!
 //! Every name of a table ends in `/` and the `cache_id` of the configuration, so that several can share one file.
 //!
 //! The store is [`redb`]: one file, copy on write, checked by sums. A program that is killed leaves the last commit behind.
 //! Writes are queued in memory and committed together by a thread that lives only while there is something to write, so
-//! nobody who changes something waits for a disk. A file that is no store of ours, or is damaged, is put aside under the
+//! nobody who changes something waits for a disk. What somebody may have been told meanwhile, as a fake address, is in a
+//! [`journal`] before that. A file that is no store of ours, or is damaged, is put aside under the
 //! name `….bad`, and an empty one takes its place.
 //!
 //! Files of sing-box (another kind of store) are put aside likewise; nothing is read from them.
@@ -19,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod fake;
+mod journal;
 pub mod rule_set;
 #[cfg(test)]
 mod tests;
@@ -31,13 +35,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redb::{
-    Builder, Database, DatabaseError, ReadableDatabase, StorageError, TableDefinition, TableError,
-    WriteTransaction,
+    Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
+    TableError, WriteTransaction,
 };
 use thiserror::Error;
 use tracing::warn;
 
 use fake::FakeWrite;
+use journal::Journal;
 pub use rule_set::SavedRuleSet;
 
 /// Memory for pages of the file.
@@ -46,6 +51,8 @@ const PAGES: usize = 256 << 10;
 const BUSY: (u32, Duration) = (20, Duration::from_millis(50));
 /// Stack of the thread that writes.
 const STACK: usize = 256 << 10;
+/// How far the journal has been committed.
+const JOURNAL: TableDefinition<'_, &str, u64> = TableDefinition::new("journal");
 
 /// A cache file, open. Dropping it writes what is queued.
 pub struct CacheFile {
@@ -65,12 +72,15 @@ struct State {
     queue: Vec<Write>,
     /// The thread that empties the queue.
     writer: Option<std::thread::JoinHandle<()>>,
+    /// `None` if there can be none, or it broke.
+    journal: Option<Journal>,
     is_closed: bool,
 }
 
 enum Write {
     Text { table: String, key: String, value: String },
     Bytes { table: String, key: String, value: Vec<u8> },
+    Remove { table: String, key: String },
     Fake(String, FakeWrite),
 }
 
@@ -118,7 +128,15 @@ impl CacheFile {
                 }
             }
         };
-        let shared = Shared { state: Mutex::default(), database: Mutex::new(Some(database)) };
+        let journal = match take_over(path, &database) {
+            Ok(journal) => Some(journal),
+            Err(error) => {
+                warn!("journal of cache file {}: {error}; a kill may lose what is given out", path.display());
+                None
+            }
+        };
+        let state = Mutex::new(State { journal, ..State::default() });
+        let shared = Shared { state, database: Mutex::new(Some(database)) };
         Ok(Arc::new(Self { path: path.to_owned(), id: id.to_owned(), shared: Arc::new(shared) }))
     }
 
@@ -153,7 +171,11 @@ impl CacheFile {
     /// The last good copy of a rule-set.
     #[must_use]
     pub fn rule_set(&self, tag: &str) -> Option<SavedRuleSet> {
-        let name = self.table("rule-set");
+        self.bytes("rule-set", tag, SavedRuleSet::decode)
+    }
+
+    fn bytes<T>(&self, table: &str, key: &str, decode: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+        let name = self.table(table);
         let found = self.read(|database| {
             let read = database.begin_read()?;
             let table = match read.open_table(TableDefinition::<&str, &[u8]>::new(&name)) {
@@ -161,9 +183,50 @@ impl CacheFile {
                 Err(TableError::TableDoesNotExist(_)) => return Ok(None),
                 Err(error) => return Err(error.into()),
             };
-            Ok(table.get(tag)?.and_then(|value| SavedRuleSet::decode(value.value())))
+            Ok(table.get(key)?.and_then(|value| decode(value.value())))
         });
         found.flatten()
+    }
+
+    /// The answers of a DNS server, kept by [`CacheFile::set_answers`].
+    #[must_use]
+    pub fn answers(&self, server: &str) -> Option<Vec<u8>> {
+        self.bytes("dns", server, |value| Some(value.to_vec()))
+    }
+
+    /// Keeps the answers of a DNS server, all of them at once.
+    pub fn set_answers(&self, server: &str, answers: Vec<u8>) {
+        let table = self.table("dns");
+        self.push(Write::Bytes { table, key: server.to_owned(), value: answers });
+    }
+
+    /// Which questions got answers that pass no rule, and until when that counts, in seconds since 1970.
+    #[must_use]
+    pub fn rejected(&self) -> Vec<(String, u64)> {
+        let name = self.table("rejected");
+        let found = self.read(|database| {
+            let read = database.begin_read()?;
+            let table = match read.open_table(TableDefinition::<&str, &str>::new(&name)) {
+                Ok(table) => table,
+                Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+                Err(error) => return Err(error.into()),
+            };
+            let mut all = Vec::new();
+            for entry in table.iter()? {
+                let (key, until) = entry?;
+                all.push((key.value().to_owned(), until.value().parse().unwrap_or_default()));
+            }
+            Ok(all)
+        });
+        found.unwrap_or_default()
+    }
+
+    /// Notes such a question; `None` forgets it.
+    pub fn set_rejected(&self, question: &str, until: Option<u64>) {
+        match until {
+            Some(until) => self.put_text("rejected", question, &until.to_string()),
+            None => self.push(Write::Remove { table: self.table("rejected"), key: question.to_owned() }),
+        }
     }
 
     /// Keeps a copy of a rule-set.
@@ -183,6 +246,9 @@ impl CacheFile {
             let _ = writer.join();
         }
         let database = self.shared.database.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(journal) = self.shared.lock().journal.take() {
+            journal.remove();
+        }
         if let Some(Err(error)) = database.map(Database::close) {
             warn!("cache file {}: {error}", self.path.display());
         }
@@ -222,6 +288,14 @@ impl CacheFile {
         if state.is_closed {
             return;
         }
+        let noted = state.journal.as_mut().map_or(Ok(()), |journal| journal.note(&write));
+        if let Err(error) = noted {
+            warn!(
+                "journal of cache file {}: {error}; a kill may lose what is given out",
+                self.path.display()
+            );
+            state.journal = None;
+        }
         state.queue.push(write);
         let is_writing = state.writer.as_ref().is_some_and(|writer| !writer.is_finished());
         if state.queue.len() > 1 && is_writing {
@@ -253,25 +327,67 @@ impl Shared {
         let database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(database) = &*database else { return };
         loop {
-            let writes = std::mem::take(&mut self.lock().queue);
+            let (writes, number) = {
+                let mut state = self.lock();
+                (std::mem::take(&mut state.queue), state.journal.as_ref().map(Journal::number))
+            };
             if writes.is_empty() {
                 return;
             }
-            if let Err(error) = commit(database, &writes) {
+            if let Err(error) = commit(database, &writes, number) {
                 warn!("cache file {}: {error}; {} changes are lost", path.display(), writes.len());
+                continue;
+            }
+            let mut state = self.lock();
+            let state = &mut *state;
+            if let Some(journal) = state.journal.as_mut().filter(|_| state.queue.is_empty())
+                && let Err(error) = journal.clear()
+            {
+                warn!("journal of cache file {}: {error}", path.display());
             }
         }
     }
 }
 
-fn commit(database: &Database, writes: &[Write]) -> Result<(), redb::Error> {
+/// Opens the journal, and puts into the store what is in it and was never committed.
+fn take_over(path: &Path, database: &Database) -> Result<Journal, redb::Error> {
+    let (mut journal, left) = Journal::open(path).map_err(redb::Error::Io)?;
+    let last = committed(database)?;
+    let new: Vec<Write> =
+        left.into_iter().filter(|(number, _)| *number > last).map(|(_, write)| write).collect();
+    journal.go_on_from(last);
+    if !new.is_empty() {
+        commit(database, &new, Some(journal.number()))?;
+    }
+    journal.clear().map_err(redb::Error::Io)?;
+    Ok(journal)
+}
+
+/// The last record of the journal that the store has.
+fn committed(database: &Database) -> Result<u64, redb::Error> {
+    let read = database.begin_read()?;
+    match read.open_table(JOURNAL) {
+        Ok(table) => Ok(table.get("last")?.map_or(0, |number| number.value())),
+        Err(TableError::TableDoesNotExist(_)) => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// `number` is that of the last record of the journal that is among the writes.
+fn commit(database: &Database, writes: &[Write], number: Option<u64>) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
+    if let Some(number) = number {
+        transaction.open_table(JOURNAL)?.insert("last", number)?;
+    }
     for write in writes {
         match write {
             Write::Text { table, key, value } => put_text(&transaction, table, key, value)?,
             Write::Bytes { table, key, value } => {
                 let mut table = transaction.open_table(TableDefinition::<&str, &[u8]>::new(table))?;
                 table.insert(key.as_str(), value.as_slice())?;
+            }
+            Write::Remove { table, key } => {
+                transaction.open_table(TableDefinition::<&str, &str>::new(table))?.remove(key.as_str())?;
             }
             Write::Fake(id, write) => write.apply(&transaction, id)?,
         }

@@ -87,6 +87,74 @@ fn fake_addresses_go_on_where_they_ended() {
     );
 }
 
+/// What a program leaves behind that is killed at this moment.
+fn killed(directory: &TempDir, name: &str) -> PathBuf {
+    let copy = directory.path().join(name);
+    std::fs::copy(directory.path().join("cache.db"), &copy).unwrap();
+    let journal = |name: &str| directory.path().join(format!("{name}.journal"));
+    std::fs::copy(journal("cache.db"), journal(name)).unwrap();
+    copy
+}
+
+#[test]
+fn an_address_that_was_given_out_survives_a_kill_at_once() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("cache.db");
+    let file = CacheFile::open(&path, "").unwrap();
+    let first = fakes(&file, "198.18.0.0/15");
+    // Nothing is committed while this is held.
+    let held = file.shared.database.lock().unwrap();
+    for n in 0..100 {
+        assert_eq!(give(&first, &format!("n{n}.test")), format!("198.18.0.{}", n + 2));
+    }
+    file.set_selected("g", "b");
+    let copy = killed(&directory, "copy.db");
+    drop(held);
+    let again = CacheFile::open(&copy, "").unwrap();
+    let second = fakes(&again, "198.18.0.0/15");
+    for n in 0..100 {
+        let ip = format!("198.18.0.{}", n + 2).parse().unwrap();
+        assert_eq!(second.name(ip).unwrap().as_str(), format!("n{n}.test"));
+    }
+    assert_eq!(give(&second, "next.test"), "198.18.0.102");
+    assert_eq!(again.selected("g").as_deref(), Some("b"));
+    drop((second, again));
+    assert!(!directory.path().join("copy.db.journal").exists(), "all of it is in the store");
+}
+
+#[test]
+fn a_journal_that_was_committed_undoes_nothing() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("cache.db");
+    let file = CacheFile::open(&path, "").unwrap();
+    let held = file.shared.database.lock().unwrap();
+    file.set_selected("g", "old");
+    let old = std::fs::read(directory.path().join("cache.db.journal")).unwrap();
+    drop(held);
+    drop(file);
+    let file = CacheFile::open(&path, "").unwrap();
+    file.set_selected("g", "new");
+    drop(file);
+    // As after a power cut, where the emptied file is full again.
+    directory.write("cache.db.journal", &old).unwrap();
+    assert_eq!(CacheFile::open(&path, "").unwrap().selected("g").as_deref(), Some("new"));
+}
+
+#[test]
+fn answers_and_rejections_are_kept() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("cache.db");
+    let file = CacheFile::open(&path, "").unwrap();
+    assert_eq!((file.answers("s"), file.rejected()), (None, vec![]));
+    file.set_answers("s", vec![1, 2, 3]);
+    file.set_rejected("a", Some(7));
+    file.set_rejected("b", Some(8));
+    file.set_rejected("a", None);
+    drop(file);
+    let file = CacheFile::open(&path, "").unwrap();
+    assert_eq!((file.answers("s"), file.rejected()), (Some(vec![1, 2, 3]), vec![("b".to_owned(), 8)]));
+}
+
 #[test]
 fn a_file_in_use_is_told() {
     let directory = TempDir::new().unwrap();
