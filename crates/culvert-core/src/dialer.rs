@@ -91,7 +91,11 @@ impl Dialer {
             let inner = Session { network: Network::Udp, target: target.clone(), ..session.clone() };
             return detour.listen_packet(&inner).await.map_err(|error| via(&**detour, error));
         }
-        let conn = UdpConn::new(self.udp_socket()?);
+        // One for this host or its neighbours must not be bound to the interface that leads out.
+        let conn = UdpConn::new(match &target.host {
+            Host::Ip(ip) => self.socket_by(&self.udp.towards(*ip))?,
+            Host::Domain(_) => self.udp_socket()?,
+        });
         Ok(Box::new(Resolving::new(conn, Arc::clone(&self.resolver), self.strategy)))
     }
 
@@ -117,13 +121,17 @@ impl Dialer {
     /// # Errors
     /// It could not be made.
     pub fn udp_socket(&self) -> Result<UdpSocket, DialError> {
+        self.socket_by(&self.udp)
+    }
+
+    fn socket_by(&self, options: &UdpOptions) -> Result<UdpSocket, DialError> {
         let (v4, v6) = self.udp_bind;
         let any_v4 = SocketAddr::new(v4.unwrap_or(Ipv4Addr::UNSPECIFIED).into(), 0);
         let socket = match (v4, v6) {
-            (Some(_), None) => udp_socket(&self.udp, any_v4)?,
+            (Some(_), None) => udp_socket(options, any_v4)?,
             _ => {
                 let any_v6 = SocketAddr::new(v6.unwrap_or(Ipv6Addr::UNSPECIFIED).into(), 0);
-                udp_socket(&self.udp, any_v6).or_else(|_| udp_socket(&self.udp, any_v4))?
+                udp_socket(options, any_v6).or_else(|_| udp_socket(options, any_v4))?
             }
         };
         UdpSocket::from_std(socket)

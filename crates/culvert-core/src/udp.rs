@@ -352,6 +352,8 @@ impl<C: PacketConn> PacketConn for Resolving<C> {
 /// Bytes and packets that wait for one client's association before further ones are dropped.
 const QUEUE_BYTES: usize = 512 << 10;
 const QUEUE_PACKETS: usize = 512;
+/// Bytes that are copied sooner than they keep a receive buffer.
+const SMALL: usize = 2 << 10;
 /// Bytes that wait for all associations of a table together. Beyond, each may have [`QUEUE_ALWAYS`] packets waiting, so
 /// that a crowd whose dials hang takes nothing from those that are served.
 const TABLE_BYTES: usize = 32 << 20;
@@ -378,9 +380,11 @@ struct Queue {
 
 impl Queue {
     fn put(&mut self, packet: Packet) {
-        // What is taken out in a moment may stay in its large receive buffer; who knows how long the rest waits.
-        let packet =
-            if self.served && self.packets.len() < PacketBatch::MAX { packet } else { packet.snug() };
+        // What is taken out in a moment may stay in its large receive buffer; who knows how long the rest waits. A small
+        // one is copied at once: a receive buffer that goes to another thread's stock is missing in this one's, and the
+        // next one costs pages from the system.
+        let stays = self.served && self.packets.len() < PacketBatch::MAX && packet.data.len() > SMALL;
+        let packet = if stays { packet } else { packet.snug() };
         let cost = cost(&packet);
         let crowded = self.packets.len() >= QUEUE_ALWAYS
             && self.table.load(Ordering::Relaxed).saturating_add(cost) > TABLE_BYTES;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::sys;
 
@@ -27,6 +28,66 @@ pub struct InterfaceAddress {
     pub ip: IpAddr,
     /// Leading bits that all hosts of the network share: 0 to 32, or to 128.
     pub prefix_len: u8,
+}
+
+/// The interface that leads out: that of the default route. Clones are the same one; whoever watches the interfaces tells
+/// it what they are.
+#[derive(Clone, Debug, Default)]
+pub struct Outward(Arc<RwLock<Leading>>);
+
+#[derive(Debug, Default)]
+struct Leading {
+    name: Option<String>,
+    /// Networks that this host is in itself.
+    near: Vec<InterfaceAddress>,
+}
+
+impl Outward {
+    /// The interfaces there are, and the index of the one with the default route.
+    pub fn set(&self, interfaces: &[Interface], default: Option<u32>) {
+        let leading = default.and_then(|index| interfaces.iter().find(|one| one.index == index));
+        let next = Leading {
+            name: leading.map(|one| one.name.clone()),
+            near: interfaces.iter().flat_map(|one| one.addresses.iter().copied()).collect(),
+        };
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+
+    /// The interface to reach `target` by, or anybody; `None` where that is left to the routes, as it is for this host and
+    /// the networks that it is in.
+    #[must_use]
+    pub fn name_for(&self, target: Option<IpAddr>) -> Option<String> {
+        let leading = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let is_near =
+            |target: IpAddr| target.is_loopback() || leading.near.iter().any(|address| address.holds(target));
+        leading.name.clone().filter(|_| !target.is_some_and(|target| is_near(target.to_canonical())))
+    }
+}
+
+/// The same one, not one that says the same.
+impl PartialEq for Outward {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Outward {}
+
+impl InterfaceAddress {
+    /// Whether an address is of the same network.
+    fn holds(self, other: IpAddr) -> bool {
+        match (self.ip, other) {
+            (IpAddr::V4(ip), IpAddr::V4(other)) => {
+                let differing = ip.to_bits() ^ other.to_bits();
+                differing.checked_shr(32 - u32::from(self.prefix_len.min(32))).unwrap_or(0) == 0
+            }
+            (IpAddr::V6(ip), IpAddr::V6(other)) => {
+                let differing = ip.to_bits() ^ other.to_bits();
+                differing.checked_shr(128 - u32::from(self.prefix_len.min(128))).unwrap_or(0) == 0
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Finds an interface's index (if_nametoindex(3)).
@@ -72,6 +133,42 @@ fn prefix_len(mask: IpAddr) -> u8 {
 #[cfg(target_os = "linux")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_near_is_left_to_the_routes() {
+        let outward = Outward::default();
+        assert_eq!(outward.name_for(None), None);
+        let address = |ip: &str, prefix_len| InterfaceAddress { ip: ip.parse().unwrap(), prefix_len };
+        let interface = |name: &str, index, addresses| Interface {
+            name: name.to_owned(),
+            index,
+            up: true,
+            loopback: false,
+            addresses,
+        };
+        let all = [
+            interface("lan0", 2, vec![address("10.0.0.1", 8), address("fe80::1", 64)]),
+            interface("wan0", 3, vec![address("192.0.2.7", 24), address("2001:db8::7", 128)]),
+        ];
+        outward.set(&all, Some(3));
+        assert_eq!(outward.name_for(None).as_deref(), Some("wan0"));
+        for (target, expected) in [
+            ("198.51.100.1", Some("wan0")),
+            ("2001:db8::8", Some("wan0")),
+            ("192.0.2.200", None),
+            ("10.255.0.1", None),
+            ("::ffff:10.255.0.1", None),
+            ("2001:db8::7", None),
+            ("fe80::9", None),
+            ("127.0.0.1", None),
+            ("::1", None),
+        ] {
+            assert_eq!(outward.name_for(Some(target.parse().unwrap())).as_deref(), expected, "{target}");
+        }
+        outward.set(&all, None);
+        assert_eq!(outward.name_for(None), None);
+    }
+
     use crate::testing::{LOOPBACKS, in_fresh_network};
 
     #[test]

@@ -29,6 +29,8 @@ pub mod socket;
 pub mod splice;
 pub mod tun;
 pub mod udp;
+#[cfg(target_os = "linux")]
+pub mod wifi;
 
 mod sys;
 #[cfg(test)]

@@ -480,7 +480,7 @@ pub fn drain(socket: BorrowedFd<'_>) {
     while sys::receive(socket, &mut buffer).is_ok_and(|length| length > 0) {}
 }
 
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(half_at(bytes, 0)?);
         let (kind, data) = (half_at(bytes, 2)?, bytes.get(4..length)?);
@@ -501,7 +501,7 @@ pub(crate) fn word_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-fn half_at(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn half_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
 }
 
@@ -526,7 +526,7 @@ impl Message {
         self.bytes(&word.to_ne_bytes());
     }
 
-    fn attribute(&mut self, kind: u16, data: &[u8]) {
+    pub(crate) fn attribute(&mut self, kind: u16, data: &[u8]) {
         self.bytes(&(4 + data.len() as u16).to_ne_bytes());
         self.bytes(&kind.to_ne_bytes());
         self.bytes(data);

@@ -15,6 +15,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use thiserror::Error;
 
+use crate::iface::Outward;
 use crate::{netns, sys};
 
 /// What to ask of an outgoing TCP connection.
@@ -22,6 +23,8 @@ use crate::{netns, sys};
 pub struct TcpDial {
     /// Name of the interface to leave through (SO_BINDTODEVICE).
     pub bind_interface: Option<String>,
+    /// Leaves through the interface of the default route, where [`bind_interface`](Self::bind_interface) names none.
+    pub outward: Option<Outward>,
     /// Source address of IPv4 connections.
     pub bind_v4: Option<Ipv4Addr>,
     /// Source address of IPv6 connections.
@@ -72,6 +75,8 @@ pub struct TcpListen {
 pub struct UdpOptions {
     /// Name of the interface to use (SO_BINDTODEVICE).
     pub bind_interface: Option<String>,
+    /// Uses the interface of the default route, where [`bind_interface`](Self::bind_interface) names none.
+    pub outward: Option<Outward>,
     /// Firewall mark (SO_MARK); needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
     /// SO_REUSEADDR and SO_REUSEPORT.
@@ -85,6 +90,15 @@ pub struct UdpOptions {
     pub buffer: usize,
     /// Network namespace to bind in: see [`netns`].
     pub netns: Option<String>,
+}
+
+impl UdpOptions {
+    /// The same for a socket that speaks with `target` only.
+    #[must_use]
+    pub fn towards(&self, target: IpAddr) -> Self {
+        let outward = self.outward.clone().filter(|outward| outward.name_for(Some(target)).is_some());
+        Self { outward, ..self.clone() }
+    }
 }
 
 /// What happens to datagrams larger than the path takes (IP_MTU_DISCOVER and IPV6_MTU_DISCOVER).
@@ -214,7 +228,9 @@ fn needs(source: &io::Error, capability: &str) -> String {
 pub fn tcp_socket(dial: &TcpDial, target: SocketAddr) -> Result<Socket, SocketError> {
     in_namespace(dial.netns.as_deref(), || {
         let socket = stream_socket(target, dial.multipath)?;
-        mark_and_interface(&socket, dial.mark, dial.bind_interface.as_deref())?;
+        let outward = || dial.outward.as_ref()?.name_for(Some(target.ip()));
+        let interface = dial.bind_interface.clone().or_else(outward);
+        mark_and_interface(&socket, dial.mark, interface.as_deref())?;
         if dial.reuse_addr {
             reuse(&socket)?;
         }
@@ -275,7 +291,9 @@ pub fn udp_socket(options: &UdpOptions, local: SocketAddr) -> Result<UdpSocket, 
     in_namespace(options.netns.as_deref(), || {
         let socket = sys::socket(Domain::for_address(local), Type::DGRAM, Protocol::UDP)
             .map_err(|source| SocketError::Create { address: local, source })?;
-        mark_and_interface(&socket, options.mark, options.bind_interface.as_deref())?;
+        let outward = || options.outward.as_ref()?.name_for(None);
+        let interface = options.bind_interface.clone().or_else(outward);
+        mark_and_interface(&socket, options.mark, interface.as_deref())?;
         if options.reuse_addr {
             reuse(&socket)?;
         }
