@@ -7,6 +7,7 @@ use culvert_config::options::dial::{DialOptions, DomainStrategy};
 use culvert_config::value::Address;
 use culvert_core::{Dialer, Outbound, Resolver, Strategy, timeouts};
 use culvert_os::socket::{TcpDial, UdpOptions};
+use tracing::warn;
 
 use super::{fragmentation, keep_alive, mark, text};
 use crate::BuildError;
@@ -26,11 +27,14 @@ pub fn dialer(
 ) -> Result<Dialer, BuildError> {
     let not_built = |feature: &str| Err(BuildError::NotBuilt { feature: feature.to_owned() });
     if detour.is_none() {
-        if options.network_strategy.is_some()
-            || !options.network_type.is_empty()
-            || !options.fallback_network_type.is_empty()
-        {
-            return not_built("network_strategy of the dial fields");
+        let by_type = [
+            ("network_strategy", options.network_strategy.is_some()),
+            ("network_type", !options.network_type.is_empty()),
+            ("fallback_network_type", !options.fallback_network_type.is_empty()),
+        ];
+        for (key, _) in by_type.iter().filter(|(_, used)| *used) {
+            // As in sing-box 1.14.4, where only its apps know which interface is what.
+            warn!("`{key}` of the dial fields has no effect: interfaces have no type on this system");
         }
         if !options.protect_path.is_empty() {
             return not_built("protect_path of the dial fields");
@@ -50,6 +54,7 @@ pub fn dialer(
     let netns = text(options.netns.as_str());
     let tcp = TcpDial {
         bind_interface: bind_interface.clone(),
+        outward: None,
         bind_v4,
         bind_v6,
         bind_address_no_port: options.bind_address_no_port,

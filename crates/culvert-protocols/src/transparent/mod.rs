@@ -14,7 +14,7 @@
 //! Answers to datagrams leave from the address that they claim to be from, each such address by a socket of its own, of
 //! which an association keeps a few.
 //!
-//! Sources: ip(7), ipv6(7), nft(8), the kernel's `networking/tproxy.rst`. Left out: `udp_filtering` other than by nothing.
+//! Sources: ip(7), ipv6(7), nft(8), the kernel's `networking/tproxy.rst`.
 
 mod packets;
 mod streams;
@@ -23,7 +23,6 @@ use std::sync::Arc;
 
 use culvert_config::options::inbound::transparent::{RedirectInbound, TproxyInbound};
 use culvert_config::options::listen::ListenOptions;
-use culvert_config::options::nat::NatBehavior;
 use culvert_core::Inbound;
 use culvert_core::listener::StreamInbound;
 
@@ -59,9 +58,6 @@ impl BuildInbound for TproxyInbound {
     }
 
     fn build(&self, cx: InboundCx) -> Result<Arc<dyn Inbound>, BuildError> {
-        if self.nat.udp_filtering != NatBehavior::EndpointIndependent {
-            return Err(cx.not_built("`udp_filtering`"));
-        }
         let mut listen = listen(&self.listen, true)?;
         (listen.tcp.transparent, listen.udp.transparent) = (true, true);
         let streams = self.network.tcp().then(|| {

@@ -20,7 +20,7 @@ use culvert_core::{
 };
 use culvert_os::socket::{UdpOptions, udp_socket};
 use culvert_os::udp::{GRO_BUFFER, RecvSlot, enable_original_destination, recv_batch};
-use culvert_wire::{Buf, BufChain, Room};
+use culvert_wire::{Buf, BufChain, Room, Target};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tracing::{info, trace, warn};
@@ -34,6 +34,8 @@ const ASSOCIATIONS: usize = 16 << 10;
 const CLEAN_AT: usize = 64;
 /// Sockets to answer by that an association keeps: a client that speaks with more peers at once pays for new ones.
 const REPLY_SOCKETS: usize = 4;
+/// Peers of an association whose answers are let in, where not everybody's are.
+const PEERS: usize = 256;
 
 /// Both halves of an inbound on one port.
 pub(super) struct Both {
@@ -93,6 +95,7 @@ pub(super) struct PacketListener {
     options: UdpOptions,
     udp_timeout: Option<Duration>,
     mapping: NatBehavior,
+    filtering: NatBehavior,
     limit: usize,
     running: Running,
 }
@@ -105,6 +108,7 @@ impl PacketListener {
             options: listen.udp.clone(),
             udp_timeout: listen.udp_timeout,
             mapping: nat.udp_mapping,
+            filtering: nat.udp_filtering,
             limit: if nat.udp_nat_max == 0 { ASSOCIATIONS } else { nat.udp_nat_max as usize },
             running: Running::default(),
         }
@@ -141,6 +145,7 @@ impl PacketListener {
             local,
             udp_timeout: self.udp_timeout,
             mapping: self.mapping,
+            filtering: self.filtering,
             socket,
             slots: 1,
             options: Arc::new(options),
@@ -190,6 +195,7 @@ struct Serving {
     local: SocketAddr,
     udp_timeout: Option<Duration>,
     mapping: NatBehavior,
+    filtering: NatBehavior,
     socket: UdpSocket,
     /// Messages the next receive has room for; grows while they all fill up.
     slots: usize,
@@ -261,7 +267,7 @@ impl Serving {
             sniffed: None,
             alpn: None,
         };
-        let packets = Answering::new(queue, client, Arc::clone(&self.options));
+        let packets = Answering::new(queue, client, Arc::clone(&self.options), Filter::new(self.filtering));
         self.dispatch.submit(Incoming {
             session,
             io: Io::Packets(Box::new(packets)),
@@ -276,18 +282,60 @@ impl Serving {
     }
 }
 
+/// Whose answers a client gets: everybody's, or only those of whom it has sent something to.
+struct Filter {
+    by: NatBehavior,
+    /// Whom it has sent something to, as far as it matters, the latest at the end.
+    asked: VecDeque<(IpAddr, u16)>,
+}
+
+impl Filter {
+    fn new(by: NatBehavior) -> Self {
+        Self { by, asked: VecDeque::new() }
+    }
+
+    /// What of an address matters.
+    fn part(&self, peer: &Target) -> Option<(IpAddr, u16)> {
+        let peer = peer.socket_addr()?;
+        match self.by {
+            NatBehavior::EndpointIndependent => None,
+            NatBehavior::AddressDependent => Some((peer.ip(), 0)),
+            NatBehavior::AddressAndPortDependent => Some((peer.ip(), peer.port())),
+        }
+    }
+
+    fn sent_to(&mut self, peer: &Target) {
+        let Some(part) = self.part(peer) else { return };
+        if self.asked.back() == Some(&part) {
+            return;
+        }
+        if let Some(at) = self.asked.iter().position(|asked| *asked == part) {
+            self.asked.remove(at);
+        } else if self.asked.len() == PEERS {
+            self.asked.pop_front();
+        }
+        self.asked.push_back(part);
+    }
+
+    fn lets_in(&self, peer: &Target) -> bool {
+        self.by == NatBehavior::EndpointIndependent
+            || self.part(peer).is_some_and(|part| self.asked.contains(&part))
+    }
+}
+
 /// One client's association.
 struct Answering {
     queue: PacketQueue,
     client: SocketAddr,
+    filter: Filter,
     options: Arc<UdpOptions>,
     /// By the address they answer from, the one used last at the end.
     sockets: VecDeque<(SocketAddr, UdpConn)>,
 }
 
 impl Answering {
-    fn new(queue: PacketQueue, client: SocketAddr, options: Arc<UdpOptions>) -> Self {
-        Self { queue, client, options, sockets: VecDeque::new() }
+    fn new(queue: PacketQueue, client: SocketAddr, options: Arc<UdpOptions>, filter: Filter) -> Self {
+        Self { queue, client, filter, options, sockets: VecDeque::new() }
     }
 
     /// Puts the socket that answers for `from` at the end.
@@ -314,11 +362,19 @@ impl PacketConn for Answering {
         room: Room,
         batch: &mut PacketBatch,
     ) -> Poll<io::Result<()>> {
-        self.queue.poll_recv(cx, room, batch)
+        let received = self.queue.poll_recv(cx, room, batch);
+        if self.filter.by != NatBehavior::EndpointIndependent && matches!(received, Poll::Ready(Ok(()))) {
+            batch.iter().for_each(|packet| self.filter.sent_to(&packet.peer));
+        }
+        received
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
         while let Some(first) = batch.pop() {
+            if !self.filter.lets_in(&first.peer) {
+                trace!("answer of {} dropped: nobody has asked it", first.peer);
+                continue;
+            }
             let from = first.peer.socket_addr().filter(|from| from.is_ipv4() == self.client.is_ipv4());
             let Some(from) = from else {
                 continue; // a name or another family: the client cannot have asked it
@@ -348,5 +404,38 @@ impl PacketConn for Answering {
             }
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_those_who_were_asked_are_let_in() {
+        let peer = |ip: u8, port| Target::from(SocketAddr::from(([192, 0, 2, ip], port)));
+        for (by, expected) in [
+            (NatBehavior::EndpointIndependent, [true, true, true]),
+            (NatBehavior::AddressDependent, [true, true, false]),
+            (NatBehavior::AddressAndPortDependent, [true, false, false]),
+        ] {
+            let mut filter = Filter::new(by);
+            filter.sent_to(&peer(1, 53));
+            let lets_in = [peer(1, 53), peer(1, 54), peer(2, 53)].map(|peer| filter.lets_in(&peer));
+            assert_eq!(lets_in, expected, "{by:?}");
+        }
+    }
+
+    #[test]
+    fn of_many_peers_the_latest_count() {
+        let peer = |port| Target::from(SocketAddr::from(([192, 0, 2, 1], port)));
+        let mut filter = Filter::new(NatBehavior::AddressAndPortDependent);
+        for port in 1..=PEERS as u16 {
+            filter.sent_to(&peer(port));
+        }
+        filter.sent_to(&peer(1));
+        filter.sent_to(&peer(1000));
+        assert_eq!(filter.asked.len(), PEERS);
+        assert!(filter.lets_in(&peer(1)) && filter.lets_in(&peer(1000)) && !filter.lets_in(&peer(2)));
     }
 }
