@@ -3,12 +3,18 @@
 //! One cache belongs to one server; within it the [key](Query::key) of the question tells entries apart. An entry is the
 //! reply as it came: whoever reads it gets the same bytes and the number of seconds to take off.
 //!
+//! All of it can be written down as bytes, and read back by another program ([`Cache::save`], [`Cache::restore`]):
+//!
+//! ```text
+//! version 1 | entries:  length 2 | key | stored: milliseconds since 1970, 8 | length 2 | reply        (numbers big-endian)
+//! ```
+//!
 //! Room is made by second chance: a hand goes round the entries, spares each that was read since it last came by, and
 //! takes the first that was not. Reading an entry thereby costs one flag, and no list is kept in order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
@@ -18,6 +24,8 @@ use crate::message::{Answer, Query, Reply, Ttl};
 pub const CAPACITY: usize = 1024;
 /// Bytes of replies per entry of the capacity, on average: a cache of 1024 entries keeps at most 2 MiB.
 const BYTES_PER_ENTRY: usize = 2 << 10;
+/// Form of what is written down; others are not read.
+const VERSION: u8 = 1;
 /// TTL shown for a reply that is past its time: RFC 8767 section 4.
 const STALE_TTL: u32 = 30;
 
@@ -60,6 +68,8 @@ struct Entries {
     slots: Vec<Slot>,
     hand: usize,
     bytes: usize,
+    /// Whether anything was kept since it was last written down.
+    changed: bool,
 }
 
 #[derive(Debug)]
@@ -120,6 +130,55 @@ impl Cache {
         entries.index.insert(Arc::clone(&key), at);
         entries.slots.push(Slot { key, reply: Arc::clone(reply), stored: now, read: false });
         entries.bytes += size;
+        entries.changed = true;
+    }
+
+    /// All replies within their time as bytes, if anything was kept since they were last asked for.
+    pub fn save(&self, now: Instant, clock: SystemTime) -> Option<Vec<u8>> {
+        let mut entries = self.lock();
+        if !std::mem::take(&mut entries.changed) {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(1 + entries.bytes);
+        bytes.push(VERSION);
+        for slot in &entries.slots {
+            let age = now.saturating_duration_since(slot.stored);
+            let stored = clock.checked_sub(age).and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+            let reply = slot.reply.as_bytes();
+            let lengths = (u16::try_from(slot.key.len()), u16::try_from(reply.len()));
+            let (Some(stored), (Ok(key_len), Ok(reply_len))) = (stored, lengths) else { continue };
+            if !self.is_of_use(age, slot.reply.lifetime()) {
+                continue;
+            }
+            bytes.extend(key_len.to_be_bytes());
+            bytes.extend(&*slot.key);
+            bytes.extend((stored.as_millis() as u64).to_be_bytes());
+            bytes.extend(reply_len.to_be_bytes());
+            bytes.extend(reply);
+        }
+        Some(bytes)
+    }
+
+    /// Keeps what [`Cache::save`] has written, as far as it is still of use. What is damaged ends it.
+    pub fn restore(&self, saved: &[u8], now: Instant, clock: SystemTime) {
+        let Some((&VERSION, mut rest)) = saved.split_first() else { return };
+        while let Some((query, reply, stored)) = take_entry(&mut rest) {
+            let stored = SystemTime::UNIX_EPOCH.checked_add(stored);
+            let age = stored.and_then(|stored| clock.duration_since(stored).ok());
+            let Some((age, stored)) = age.and_then(|age| Some((age, now.checked_sub(age)?))) else {
+                continue;
+            };
+            if self.is_of_use(age, reply.lifetime()) {
+                self.keep(&query, &Arc::new(reply), stored);
+            }
+        }
+        self.lock().changed = false;
+    }
+
+    /// Whether a reply of this age can still be an answer.
+    fn is_of_use(&self, age: Duration, lifetime: u32) -> bool {
+        let life = Duration::from_secs(lifetime.into()) + self.options.optimistic.unwrap_or_default();
+        self.options.disable_expire || age < life
     }
 
     /// How many replies are kept, those past their time included.
@@ -165,6 +224,22 @@ impl Entries {
             self.index.insert(Arc::clone(&moved.key), at);
         }
     }
+}
+
+/// The next entry of what was written down.
+fn take_entry(rest: &mut &[u8]) -> Option<(Query, Reply, Duration)> {
+    let query = Query::from_key(sized(rest)?)?;
+    let (stored, behind) = rest.split_first_chunk()?;
+    *rest = behind;
+    let reply = Reply::parse(sized(rest)?, &query, 0).ok()?;
+    Some((query, reply, Duration::from_millis(u64::from_be_bytes(*stored))))
+}
+
+fn sized<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, behind) = rest.split_first_chunk()?;
+    let (bytes, behind) = behind.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+    *rest = behind;
+    Some(bytes)
 }
 
 /// What an entry takes, roughly.
@@ -245,6 +320,38 @@ mod tests {
         let begun = Instant::now();
         keep(&cache, "a.test", 60, begun);
         assert_eq!(find(&cache, "a.test", begun + 1000 * SECOND), Some((60, false)));
+    }
+
+    #[test]
+    fn what_was_written_down_goes_on_ageing() {
+        let (cache, begun) = (Cache::new(CacheOptions::default()), Instant::now());
+        let clock = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        assert_eq!(cache.save(begun, clock), None, "nothing has changed");
+        keep(&cache, "short.test", 20, begun);
+        keep(&cache, "long.test", 600, begun);
+        let subnet = query("long.test", RecordType::A)
+            .with_subnet(Some(crate::message::edns::Subnet::new("192.0.2.0".parse().unwrap(), 24)));
+        cache.keep(&subnet, &reply(&query("long.test", RecordType::A), 600), begun);
+        let saved = cache.save(begun + 10 * SECOND, clock).unwrap();
+        assert_eq!(cache.save(begun + 10 * SECOND, clock), None);
+        let (later, restarted) = (Instant::now(), Cache::new(CacheOptions::default()));
+        restarted.restore(&saved, later, clock + 50 * SECOND);
+        assert_eq!(find(&restarted, "short.test", later), None);
+        assert_eq!(find(&restarted, "long.test", later), Some((540, false)));
+        assert!(restarted.find(&subnet, later).is_some());
+        assert_eq!(restarted.save(later, clock), None);
+        // A clock that was set back says nothing about ages.
+        let early = Cache::new(CacheOptions::default());
+        early.restore(&saved, later, clock - 50 * SECOND);
+        assert!(early.is_empty());
+        for cut in 0..saved.len() {
+            let damaged = Cache::new(CacheOptions::default());
+            damaged.restore(&saved[..cut], later, clock);
+            let mut bytes = saved.clone();
+            bytes[cut] ^= 0x55;
+            damaged.restore(&bytes, later, clock);
+            assert!(damaged.len() <= 6);
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@
 //! | [`cache`] | replies kept while their TTLs last |
 //! | [`router`] | all servers together: the rules' place, look-ups, names behind addresses |
 //! | [`hijack`] | serving clients, over streams and datagrams |
+//! | [`resolved`] | a stand-in for systemd-resolved |
+//! | [`bus`] | D-Bus |
 //! | [`reverse`] | which name an address was given out for |
 //! | [`chain`] | servers that wait for each other |
 //! | [`mod@system`] | the system's resolver: hosts file, resolv.conf, its name servers |
@@ -22,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bus;
 pub mod cache;
 pub mod chain;
 pub mod client;
@@ -32,6 +35,7 @@ mod lookup;
 pub mod message;
 mod options;
 pub mod plain;
+pub mod resolved;
 pub mod reverse;
 pub mod router;
 pub mod server;

@@ -42,7 +42,8 @@ pub(crate) async fn over_udp(
     server: SocketAddr,
 ) -> Result<Reply, DnsError> {
     let failed = |source| DnsError::network(server, source);
-    let socket = udp_socket(&sockets.udp, unspecified(server)).map_err(|error| failed(into_io(error)))?;
+    let socket = udp_socket(&sockets.udp.towards(server.ip()), unspecified(server))
+        .map_err(|error| failed(into_io(error)))?;
     let socket = UdpSocket::from_std(socket).map_err(failed)?;
     socket.connect(server).await.map_err(failed)?;
     let id = random_id();

@@ -117,6 +117,11 @@ impl DnsRouter {
         }
     }
 
+    /// Forgets all cached answers.
+    pub fn clear_caches(&self) {
+        self.clients.values().for_each(Client::clear_cache);
+    }
+
     /// Forgets all cached answers and connections, because the network has changed.
     pub fn reset(&self) {
         for client in self.clients.values() {

@@ -6,7 +6,7 @@ mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use culvert_core::{ResolveError, Resolver, Strategy, timeouts};
@@ -92,6 +92,19 @@ impl Client {
     pub fn clear_cache(&self) {
         if let Some(cache) = &self.0.cache {
             cache.clear();
+        }
+    }
+
+    /// The cached answers as bytes, if there are others than when they were last asked for ([`Cache::save`]).
+    #[must_use]
+    pub fn save_cache(&self) -> Option<Vec<u8>> {
+        self.0.cache.as_ref()?.save(Instant::now(), SystemTime::now())
+    }
+
+    /// Caches what [`Client::save_cache`] has written.
+    pub fn restore_cache(&self, saved: &[u8]) {
+        if let Some(cache) = &self.0.cache {
+            cache.restore(saved, Instant::now(), SystemTime::now());
         }
     }
 

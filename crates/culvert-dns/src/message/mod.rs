@@ -158,6 +158,24 @@ impl Query {
         Self { key: key.into(), name_len: name.len() as u8, edns }
     }
 
+    /// The question of this [key](Self::key), which may come from a file.
+    pub(crate) fn from_key(key: &[u8]) -> Option<Self> {
+        let mut name_len = 0;
+        loop {
+            match *key.get(name_len)? {
+                0 => break,
+                length @ 1..=63 => name_len += 1 + usize::from(length),
+                64.. => return None,
+            }
+        }
+        name_len += 1;
+        let subnet = key.get(name_len + 5..)?;
+        if !subnet.is_empty() {
+            Subnet::decode(subnet).ok()?;
+        }
+        Some(Self { key: key.into(), name_len: u8::try_from(name_len).ok()?, edns: false })
+    }
+
     /// The same question with the subnet replaced, or taken out.
     #[must_use]
     pub fn with_subnet(&self, subnet: Option<Subnet>) -> Self {
@@ -442,6 +460,20 @@ impl Reply {
             moved = true;
         }
         moved.then_some(end)
+    }
+
+    /// One of its records, in wire form, with its names written out.
+    #[must_use]
+    pub fn record(&self, record: &wire::RecordAt) -> Option<Vec<u8>> {
+        let (owner, _) = self.name_at(record.start).ok()?;
+        let data = wire::uncompressed(&self.bytes, record.kind, record.data.clone());
+        let mut out = owner.as_bytes().to_vec();
+        out.extend(record.kind.to_be_bytes());
+        out.extend(record.class.to_be_bytes());
+        out.extend(record.ttl.to_be_bytes());
+        out.extend(u16::try_from(data.len()).ok()?.to_be_bytes());
+        out.extend(data);
+        Some(out)
     }
 
     /// The message, with id 0.

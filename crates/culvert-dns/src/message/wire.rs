@@ -314,3 +314,27 @@ pub fn check_record(bytes: &[u8], record: &RecordAt) -> Result<(), Malformed> {
     };
     if names_end == end { Ok(()) } else { Err(SHAPE) }
 }
+
+/// Types of record whose data is, or ends with, a name, and how many bytes stand before it.
+const NAMES: [(u16, usize); 6] = [(2, 0), (5, 0), (12, 0), (15, 2), (33, 6), (39, 0)];
+
+/// The data of a record of a message, with a name in it written out.
+#[must_use]
+pub fn uncompressed(bytes: &[u8], record_type: u16, data: Range<usize>) -> Vec<u8> {
+    let plain = || bytes.get(data.clone()).unwrap_or_default().to_vec();
+    let name = |at: usize| read_name(bytes, at).ok();
+    if record_type == kind::SOA {
+        let written = || {
+            let (primary, at) = name(data.start)?;
+            let (mailbox, at) = name(at)?;
+            Some([primary.as_bytes(), mailbox.as_bytes(), bytes.get(at..data.end)?].concat())
+        };
+        return written().unwrap_or_else(plain);
+    }
+    let Some((_, before)) = NAMES.iter().find(|(one, _)| *one == record_type) else { return plain() };
+    let written = || {
+        let (name, _) = name(data.start + before)?;
+        Some([bytes.get(data.start..data.start + before)?, name.as_bytes()].concat())
+    };
+    written().unwrap_or_else(plain)
+}

@@ -98,7 +98,8 @@ impl FakeRange {
 
 /// Where fake addresses outlive the program (`store_fakeip` of the cache file).
 ///
-/// The methods are called while names are looked up: they must be quick and may write later.
+/// [`FakeStore::keep`] is called while a name is looked up and others wait: it must be quick. What it was told must be there
+/// again after the program was killed, since its clients go on using the address.
 pub trait FakeStore: Send + Sync {
     /// All that was kept for exactly these ranges; `None` if there is nothing, or it was kept for others and is of no
     /// use any more.
@@ -202,11 +203,11 @@ impl FakeAddresses {
             RecordType::AAAA => self.inet6.as_ref()?,
             _ => return None,
         };
-        let (address, given) = family.give(name);
-        if let (Some(store), true) = (self.store.get(), given) {
-            store.keep(address, name);
-        }
-        Some(address)
+        Some(family.give(name, |address| {
+            if let Some(store) = self.store.get() {
+                store.keep(address, name);
+            }
+        }))
     }
 }
 
@@ -238,16 +239,18 @@ impl Family {
         self.lock().names.get(place as usize)?.clone()
     }
 
-    /// The name's address, and whether it is a new one.
-    fn give(&self, name: &Domain) -> (IpAddr, bool) {
+    /// The name's address. `keep` is told of a new one before anybody else, in the order in which they are given out.
+    fn give(&self, name: &Domain, keep: impl FnOnce(IpAddr)) -> IpAddr {
         let mut given = self.lock();
         if let Some(place) = given.places.get(name) {
-            return (self.range.address(place + Self::FIRST), false);
+            return self.range.address(place + Self::FIRST);
         }
         let place = given.next;
         given.set(place, name);
         given.next = (place + 1) % self.range.capacity();
-        (self.range.address(place + Self::FIRST), true)
+        let address = self.range.address(place + Self::FIRST);
+        keep(address);
+        address
     }
 
     fn lock(&self) -> MutexGuard<'_, Given> {

@@ -9,8 +9,10 @@
 //! | [`mod@tls`] | TLS over TCP |
 //! | [`mod@https`] | requests of HTTP/2 |
 //! | [`mod@quic`] | streams of QUIC |
+//! | [`mod@h3`] | requests of HTTP/3 |
 //! | [`mod@dhcp`] | the name servers of the network |
 //! | [`mod@mdns`] | everybody on the links |
+//! | [`resolved`](mod@crate::resolved) | the servers that the system was told |
 //! | [`mod@fakeip`] | an invented address per name |
 //!
 //! A server answers one question at a time per call and keeps nothing but its connections: caching, de-duplication, and the
@@ -18,6 +20,7 @@
 
 pub mod dhcp;
 pub mod fakeip;
+pub mod h3;
 pub mod hosts;
 pub mod https;
 mod link;
@@ -40,16 +43,15 @@ use culvert_config::KindOf;
 use culvert_config::options::dial::{DialOptions, ServerOptions};
 use culvert_config::options::dns::server::{
     DhcpDnsServer, DnsServerKind, FakeIpDnsServer, H3DnsServer, HostsDnsServer, HttpsDnsServer,
-    LocalDnsServer, MdnsDnsServer, QuicDnsServer, TcpDnsServer, TlsDnsServer, UdpDnsServer,
+    LocalDnsServer, MdnsDnsServer, QuicDnsServer, ResolvedDnsServer, TcpDnsServer, TlsDnsServer,
+    UdpDnsServer,
 };
 use culvert_config::options::http_client::HttpClientOptions;
 use culvert_config::options::tls::OutboundTls;
 use culvert_core::{Dialer, Network, Session, SessionId, Tag};
 use culvert_http::http::HeaderValue;
-use culvert_http::{Client, OptionsError};
-use culvert_quic::ClientTls;
-use culvert_tls::settings::Ech;
-use culvert_tls::{ClientSettings, Connector, SettingsError, Store};
+use culvert_http::{Client, OptionsError, Settings};
+use culvert_tls::{ClientSettings, Connector, Securing, SettingsError, Store};
 use culvert_wire::{Domain, Host, Target};
 use thiserror::Error;
 
@@ -57,6 +59,7 @@ use fakeip::FakeAddresses;
 
 use crate::message::{Query, Reply};
 use crate::plain::Sockets;
+use crate::resolved::{Links, ResolvedServer};
 use crate::system::Hosts;
 use crate::{DnsError, SystemResolver};
 
@@ -85,11 +88,11 @@ pub const TABLE: &[ServerEntry] = &[
     ServerEntry { name: "tls", dial: dial::<TlsDnsServer>, build: tls },
     ServerEntry { name: "quic", dial: dial::<QuicDnsServer>, build: quic },
     ServerEntry { name: "https", dial: dial::<HttpsDnsServer>, build: https },
-    ServerEntry { name: "h3", dial: dial::<H3DnsServer>, build: |_, _| Err(BuildError::NotBuilt("h3")) },
+    ServerEntry { name: "h3", dial: dial::<H3DnsServer>, build: h3 },
     ServerEntry { name: "fakeip", dial: no_dial, build: fakeip },
     ServerEntry { name: "mdns", dial: dial::<MdnsDnsServer>, build: mdns },
     ServerEntry { name: "dhcp", dial: dial::<DhcpDnsServer>, build: dhcp },
-    ServerEntry { name: "resolved", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("resolved")) },
+    ServerEntry { name: "resolved", dial: no_dial, build: resolved },
     ServerEntry { name: "tailscale", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("tailscale")) },
     ServerEntry { name: "openvpn", dial: no_dial, build: |_, _| Err(BuildError::NotBuilt("openvpn")) },
     ServerEntry {
@@ -130,6 +133,8 @@ pub struct ServerCx {
     pub store: Arc<Store>,
     /// The fake addresses, which the router knows too; needed by the type `fakeip` only.
     pub fake: Option<Arc<FakeAddresses>>,
+    /// The links of the service that the options name; needed by the type `resolved` only.
+    pub links: Option<Arc<Links>>,
 }
 
 /// Why a server cannot be built.
@@ -166,6 +171,9 @@ pub enum BuildError {
     /// The options for requests cannot be used.
     #[error(transparent)]
     Http(#[from] OptionsError),
+    /// There is no such service, or it is of another type.
+    #[error("service `{0}` of type resolved does not exist")]
+    Service(String),
     /// `path` cannot stand in a URL.
     #[error("path: `{0}` cannot stand in a URL")]
     Path(String),
@@ -241,12 +249,46 @@ fn tls(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildEr
     let options = options::<TlsDnsServer>(kind, "tls")?;
     let target = target(&options.remote.server, 853)?;
     let settings = client_settings(options)?;
-    let tls = Connector::new(settings, &target.host, &cx.store)?;
+    let tls = Securing::new(Connector::new(settings, &target.host, &cx.store)?)?;
     Ok(Arc::new(tls::TlsServer::new(cx.tag, cx.dialer, target, tls)))
 }
 
 fn https(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
-    let options = options::<HttpsDnsServer>(kind, "https")?;
+    let Web { target, url, settings } = web(options::<HttpsDnsServer>(kind, "https")?)?;
+    let url = format!("https://{target}{url}").parse().map_err(|_| BuildError::Path(url))?;
+    let client = Client::new(cx.tag.clone(), settings, cx.dialer, &cx.store)?;
+    Ok(Arc::new(https::HttpsServer::new(cx.tag, client, url)))
+}
+
+fn h3(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let Web { target, url, settings } = web(&options::<H3DnsServer>(kind, "h3")?.https)?;
+    let tls = Connector::new(settings.tls, &target.host, &cx.store)?;
+    let shown = target.to_string();
+    let authority = match &settings.host {
+        Some(host) => host.as_bytes(),
+        // The port of the scheme is not said.
+        None => shown.strip_suffix(":443").unwrap_or(&shown).as_bytes(),
+    };
+    let requests = h3::Requests::new(authority, url.as_bytes(), &settings.headers);
+    Ok(Arc::new(quic::QuicServer::new(cx.tag, cx.dialer, target, tls, requests)?))
+}
+
+fn quic(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let options = &options::<QuicDnsServer>(kind, "quic")?.server;
+    let target = target(&options.remote.server, 853)?;
+    let tls = Connector::new(client_settings(options)?, &target.host, &cx.store)?;
+    Ok(Arc::new(quic::QuicServer::new(cx.tag, cx.dialer, target, tls, quic::Streams)?))
+}
+
+/// A server asked by requests of HTTP.
+struct Web {
+    target: Target,
+    /// The path, with a slash in front.
+    url: String,
+    settings: Settings,
+}
+
+fn web(options: &HttpsDnsServer) -> Result<Web, BuildError> {
     let target = target(&options.server.remote.server, 443)?;
     let tls = client_settings(&options.server)?;
     let client = HttpClientOptions { headers: options.headers.clone(), ..HttpClientOptions::default() };
@@ -260,19 +302,8 @@ fn https(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, Build
     }
     let path = if options.path.is_empty() { "/dns-query" } else { &options.path };
     let slash = if path.starts_with('/') { "" } else { "/" };
-    let url = format!("https://{target}{slash}{path}");
-    let url = url.parse().map_err(|_| BuildError::Path(path.to_owned()))?;
     settings.tls = tls;
-    let client = Client::new(cx.tag.clone(), settings, cx.dialer, &cx.store)?;
-    Ok(Arc::new(https::HttpsServer::new(cx.tag, client, url)))
-}
-
-fn quic(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
-    let options = &options::<QuicDnsServer>(kind, "quic")?.server;
-    let target = target(&options.remote.server, 853)?;
-    let tls = Connector::new(client_settings(options)?, &target.host, &cx.store)?;
-    let tls = ClientTls::new(&tls, &[quic::ALPN], false)?;
-    Ok(Arc::new(quic::QuicServer::new(cx.tag, cx.dialer, target, tls)))
+    Ok(Web { target, url: format!("{slash}{path}"), settings })
 }
 
 fn dhcp(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
@@ -292,20 +323,22 @@ fn mdns(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildE
 fn client_settings(options: &TlsDnsServer) -> Result<ClientSettings, BuildError> {
     let none = OutboundTls::default();
     let settings = culvert_tls::options::client(options.tls.as_deref().unwrap_or(&none));
-    let settings = settings.map_err(|error| match error {
+    settings.map_err(|error| match error {
         SettingsError::NotBuilt { option } => BuildError::OptionNotBuilt(format!("tls.{option}")),
         other => BuildError::Tls(other),
-    })?;
-    if matches!(settings.ech, Some(Ech::FromDns { .. })) {
-        return Err(BuildError::OptionNotBuilt("tls.ech without a configuration".to_owned()));
-    }
-    Ok(settings)
+    })
 }
 
 fn fakeip(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
     options::<FakeIpDnsServer>(kind, "fakeip")?;
     let addresses = cx.fake.ok_or(BuildError::Mismatch("fakeip"))?;
     Ok(Arc::new(fakeip::FakeIpServer::new(cx.tag, addresses)))
+}
+
+fn resolved(kind: &DnsServerKind, cx: ServerCx) -> Result<Arc<dyn DnsServer>, BuildError> {
+    let options = options::<ResolvedDnsServer>(kind, "resolved")?;
+    let links = cx.links.ok_or_else(|| BuildError::Service(options.service.0.clone()))?;
+    Ok(Arc::new(ResolvedServer::new(cx.tag, links, options.accept_default_resolvers, cx.store)))
 }
 
 fn options<'a, O: KindOf<DnsServerKind>>(

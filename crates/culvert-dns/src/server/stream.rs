@@ -48,7 +48,7 @@ pub trait Connect: Send + Sync {
 /// Plain TCP, or whatever stream the detour makes.
 pub struct TcpConnect {
     tag: Tag,
-    dialer: Dialer,
+    pub(super) dialer: Dialer,
     target: Target,
 }
 

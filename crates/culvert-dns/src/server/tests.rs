@@ -385,6 +385,7 @@ async fn the_table_builds_what_its_options_say() {
         system: crate::system(),
         store: Store::new(StoreSettings::default()),
         fake: None,
+        links: None,
     };
     for (name, kind) in &kinds {
         let entry = ServerEntry::find(name).unwrap();
@@ -394,9 +395,9 @@ async fn the_table_builds_what_its_options_say() {
         let other = ServerEntry::find("local").unwrap();
         assert!((other.build)(kind, cx("local")).is_err() && (other.dial)(kind).is_none());
     }
-    let h3 = ServerEntry::find("h3").unwrap();
-    let error = (h3.build)(&kinds[0].1, cx("h3")).err().unwrap();
-    assert_eq!(error.to_string(), "DNS server type h3 is not built yet");
+    let resolved = ServerEntry::find("tailscale").unwrap();
+    let error = (resolved.build)(&kinds[0].1, cx("tailscale")).err().unwrap();
+    assert_eq!(error.to_string(), "DNS server type tailscale is not built yet");
 }
 
 /// A server of TLS on a free port; each connection is `serve`d.
@@ -446,7 +447,7 @@ async fn tls_carries_the_stream_of_tcp_and_looks_at_the_certificate() {
     .await;
     let store = Store::new(StoreSettings::default());
     let server = |tls: ClientSettings| {
-        let tls = Connector::new(tls, &target.host, &store).unwrap();
+        let tls = Securing::new(Connector::new(tls, &target.host, &store).unwrap()).unwrap();
         tls::TlsServer::new(Tag::new("tls", "up"), dialer(), target.clone(), tls)
     };
     let trusted = server(trusting(&certificate));
@@ -509,8 +510,7 @@ async fn web(does: Web) -> (https::HttpsServer, Arc<Mutex<Vec<String>>>) {
         }
     })
     .await;
-    let settings =
-        culvert_http::Settings { tls: trusting(&certificate), ..culvert_http::Settings::default() };
+    let settings = Settings { tls: trusting(&certificate), ..Settings::default() };
     let store = Store::new(StoreSettings::default());
     let client = Client::new(Tag::new("https", "up"), settings, dialer(), &store).unwrap();
     let url = format!("https://{target}/dns-query").parse().unwrap();
@@ -566,8 +566,12 @@ async fn https_says_what_is_wrong_with_an_answer() {
     }
 }
 
-/// A server of DNS over QUIC on a free port. Its first connection says nothing if `dies_once`.
-async fn quic_server(certificate: &Certificate, dies_once: bool) -> Target {
+/// A QUIC server on a free port, which gives each connection and its number to `serve`.
+async fn quic_server<F: Future<Output = ()> + Send + 'static>(
+    certificate: &Certificate,
+    alpn: &'static str,
+    serve: impl Fn(culvert_quic::Connection, usize) -> F + Send + 'static,
+) -> Target {
     let source = KeyPairSource {
         certificate: Source::Inline(certificate.certificate.clone()),
         key: Source::Inline(certificate.key.clone()),
@@ -579,7 +583,7 @@ async fn quic_server(certificate: &Certificate, dies_once: bool) -> Target {
         handshake_timeout: None,
     })
     .unwrap();
-    let tls = culvert_quic::ServerTls::new(&acceptor, &[quic::ALPN], false).unwrap();
+    let tls = culvert_quic::ServerTls::new(&acceptor, &[alpn], false).unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let port = socket.local_addr().unwrap().port();
     let transport = culvert_quic::Transport::default();
@@ -588,41 +592,45 @@ async fn quic_server(certificate: &Certificate, dies_once: bool) -> Target {
     tokio::spawn(async move {
         let mut number = 0;
         while let Some(connection) = server.accept().await {
-            let says = number > 0 || !dies_once;
+            tokio::spawn(serve(connection, number));
             number += 1;
-            tokio::spawn(async move {
-                while let Ok(mut stream) = connection.accept_bi().await {
-                    if !says {
-                        std::future::pending::<()>().await;
-                    }
-                    tokio::spawn(async move {
-                        let message = crate::plain::read_message(&mut stream).await.unwrap();
-                        assert_eq!(message[..2], [0, 0], "no id");
-                        assert_eq!(tokio::io::AsyncReadExt::read(&mut stream, &mut [0]).await.unwrap(), 0);
-                        let reply = crate::testing::Build::reply_to(&message);
-                        let reply = reply.address(&query_name(&message), 60, "192.0.2.1").done();
-                        crate::plain::write_message(&mut stream, &reply).await.unwrap();
-                        tokio::io::AsyncWriteExt::shutdown(&mut stream).await.unwrap();
-                    });
-                }
-            });
         }
     });
     Target::new("ns.test".parse_domain(), port)
 }
 
-fn quic_client(certificate: &Certificate, target: &Target) -> quic::QuicServer {
+/// A server of DNS over QUIC. Its first connection says nothing if `dies_once`.
+async fn doq_server(certificate: &Certificate, dies_once: bool) -> Target {
+    quic_server(certificate, <quic::Streams as quic::Ask>::ALPN, move |connection, number| async move {
+        while let Ok(mut stream) = connection.accept_bi().await {
+            if number == 0 && dies_once {
+                std::future::pending::<()>().await;
+            }
+            tokio::spawn(async move {
+                let message = crate::plain::read_message(&mut stream).await.unwrap();
+                assert_eq!(message[..2], [0, 0], "no id");
+                assert_eq!(tokio::io::AsyncReadExt::read(&mut stream, &mut [0]).await.unwrap(), 0);
+                let reply = crate::testing::Build::reply_to(&message);
+                let reply = reply.address(&query_name(&message), 60, "192.0.2.1").done();
+                crate::plain::write_message(&mut stream, &reply).await.unwrap();
+                tokio::io::AsyncWriteExt::shutdown(&mut stream).await.unwrap();
+            });
+        }
+    })
+    .await
+}
+
+fn quic_client<A: quic::Ask>(certificate: &Certificate, target: &Target, form: A) -> quic::QuicServer<A> {
     let store = Store::new(StoreSettings::default());
     let tls = Connector::new(trusting(certificate), &target.host, &store).unwrap();
-    let tls = ClientTls::new(&tls, &[quic::ALPN], false).unwrap();
-    quic::QuicServer::new(Tag::new("quic", "up"), dialer(), target.clone(), tls)
+    quic::QuicServer::new(Tag::new("quic", "up"), dialer(), target.clone(), tls, form).unwrap()
 }
 
 #[tokio::test]
 async fn quic_asks_each_question_on_a_stream_of_its_own() {
     let certificate = Certificate::for_name("ns.test");
-    let target = quic_server(&certificate, false).await;
-    let server = Arc::new(quic_client(&certificate, &target));
+    let target = doq_server(&certificate, false).await;
+    let server = Arc::new(quic_client(&certificate, &target, quic::Streams));
     let mut asked = JoinSet::new();
     for n in 0..200 {
         let server = Arc::clone(&server);
@@ -633,7 +641,7 @@ async fn quic_asks_each_question_on_a_stream_of_its_own() {
     }
     server.reset();
     assert_eq!(address(&*server, "again.test").await.as_deref(), Ok("192.0.2.1"));
-    let strange = quic_client(&Certificate::for_name("ns.test"), &target);
+    let strange = quic_client(&Certificate::for_name("ns.test"), &target, quic::Streams);
     let error = address(&strange, "a.test").await.unwrap_err();
     assert!(error.starts_with("quic[up]: QUIC handshake"), "{error}");
 }
@@ -641,8 +649,174 @@ async fn quic_asks_each_question_on_a_stream_of_its_own() {
 #[tokio::test]
 async fn quic_asks_again_when_a_stream_stays_silent() {
     let certificate = Certificate::for_name("ns.test");
-    let target = quic_server(&certificate, true).await;
-    let server = quic_client(&certificate, &target);
+    let target = doq_server(&certificate, true).await;
+    let server = quic_client(&certificate, &target, quic::Streams);
     let answer = timeout(Duration::from_secs(10), address(&server, "a.test")).await.unwrap();
     assert_eq!(answer.as_deref(), Ok("192.0.2.1"));
+}
+
+/// What a server of HTTP/3 does with a request; the bytes stand for the answer that belongs to it.
+#[derive(Clone, Copy)]
+enum Third {
+    Answers,
+    /// Says first that the answer is coming, and puts it into pieces between what is unknown.
+    InPieces,
+    /// Wants no more requests on its first connection.
+    RefusesOnce,
+    Status(&'static str),
+    Endless,
+    Silent,
+}
+
+async fn h3_server(certificate: &Certificate, does: Third) -> (Target, Arc<Mutex<Vec<String>>>) {
+    use culvert_quic::h3::{self, Background, Body, qpack};
+
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&seen);
+    let target = quic_server(certificate, h3::ALPN, move |connection, number| {
+        let log = Arc::clone(&log);
+        async move {
+            let _background = Background::start(&connection).await.unwrap();
+            while let Ok(mut stream) = connection.accept_bi().await {
+                let log = Arc::clone(&log);
+                tokio::spawn(async move {
+                    if matches!(does, Third::RefusesOnce) && number == 0 {
+                        stream.reset(0x10b);
+                        stream.stop(0x10b);
+                        return;
+                    }
+                    let mut early = BufChain::new();
+                    let fields = h3::read_headers(&mut stream, &mut early).await.unwrap();
+                    let text = |(name, value): &qpack::Field| {
+                        format!("{}={}", name.escape_ascii(), value.escape_ascii())
+                    };
+                    log.lock().unwrap().push(fields.iter().map(text).collect::<Vec<_>>().join(" "));
+                    let (mut body, mut message) = (Body::default(), Vec::new());
+                    loop {
+                        let bytes = body.read(&mut stream, &mut early).await.unwrap();
+                        if bytes.is_empty() {
+                            break;
+                        }
+                        message.extend(bytes.to_vec());
+                    }
+                    assert_eq!(message[..2], [0, 0], "no id");
+                    let name = query_name(&message);
+                    let reply =
+                        crate::testing::Build::reply_to(&message).address(&name, 60, "192.0.2.1").done();
+                    let head = |status: &str, out: &mut Vec<u8>| {
+                        let mut section = Vec::new();
+                        qpack::encode([(":status", status.as_bytes())], &mut section);
+                        h3::put_frame(h3::HEADERS, &section, out);
+                    };
+                    let mut out = Vec::new();
+                    match does {
+                        Third::Silent => {
+                            // Frames that mean nothing, until nobody wants them.
+                            let mut nothing = Vec::new();
+                            h3::put_frame(0x21, b"", &mut nothing);
+                            let mut chain = BufChain::copied(&nothing);
+                            while culvert_core::conn::write_chain(&mut stream, &mut chain).await.is_ok() {
+                                tokio::time::sleep(Duration::from_millis(200)).await;
+                                chain = BufChain::copied(&nothing);
+                            }
+                        }
+                        Third::Status(status) => head(status, &mut out),
+                        Third::Endless => {
+                            head("200", &mut out);
+                            h3::put_frame(h3::DATA, &vec![0; 70_000], &mut out);
+                        }
+                        Third::InPieces => {
+                            head("103", &mut out);
+                            h3::put_frame(0x21, b"unknown", &mut out);
+                            head("200", &mut out);
+                            for piece in reply.chunks(5) {
+                                h3::put_frame(h3::DATA, piece, &mut out);
+                                h3::put_frame(0x40, b"", &mut out);
+                            }
+                        }
+                        Third::Answers | Third::RefusesOnce => {
+                            head("200", &mut out);
+                            h3::put_frame(h3::DATA, &reply, &mut out);
+                        }
+                    }
+                    let _ = culvert_core::conn::write_chain(&mut stream, &mut BufChain::copied(&out)).await;
+                    let _ = tokio::io::AsyncWriteExt::shutdown(&mut stream).await;
+                });
+            }
+        }
+    })
+    .await;
+    (target, seen)
+}
+
+fn requests() -> h3::Requests {
+    let mut headers = culvert_http::http::HeaderMap::new();
+    headers.insert("x-key", "1".parse().unwrap());
+    headers.insert("connection", "close".parse().unwrap());
+    h3::Requests::new(b"ns.test:8443", b"/dns-query", &headers)
+}
+
+#[tokio::test]
+async fn h3_asks_all_questions_on_one_connection() {
+    for does in [Third::Answers, Third::InPieces] {
+        let certificate = Certificate::for_name("ns.test");
+        let (target, seen) = h3_server(&certificate, does).await;
+        let server = Arc::new(quic_client(&certificate, &target, requests()));
+        let mut asked = JoinSet::new();
+        for n in 0..50 {
+            let server = Arc::clone(&server);
+            asked.spawn(async move { address(&*server, &format!("{n}.test")).await });
+        }
+        for answer in asked.join_all().await {
+            assert_eq!(answer.as_deref(), Ok("192.0.2.1"));
+        }
+        let seen = seen.lock().unwrap();
+        assert_eq!(seen.len(), 50);
+        let expected = ":method=POST :scheme=https :authority=ns.test:8443 :path=/dns-query \
+            content-type=application/dns-message accept=application/dns-message x-key=1";
+        assert!(seen.iter().all(|fields| fields == expected), "{:?}", seen[0]);
+    }
+}
+
+#[tokio::test]
+async fn h3_takes_another_connection_where_one_wants_no_more() {
+    let certificate = Certificate::for_name("ns.test");
+    let (target, _) = h3_server(&certificate, Third::RefusesOnce).await;
+    let server = quic_client(&certificate, &target, requests());
+    for name in ["a.test", "b.test"] {
+        assert_eq!(address(&server, name).await.as_deref(), Ok("192.0.2.1"));
+    }
+}
+
+#[tokio::test]
+async fn h3_says_what_is_wrong_with_an_answer() {
+    let certificate = Certificate::for_name("ns.test");
+    for (does, expected) in [
+        (Third::Status("503"), "quic[up]: the server answered 503"),
+        (Third::Endless, "quic[up]: HTTP/3: invalid length of a message"),
+    ] {
+        let (target, _) = h3_server(&certificate, does).await;
+        let server = quic_client(&certificate, &target, requests());
+        assert_eq!(address(&server, "a.test").await.unwrap_err(), expected);
+    }
+}
+
+/// D21: streams of a server that keeps silent must not pile up.
+#[tokio::test]
+async fn questions_given_up_over_quic_leave_no_streams() {
+    let certificate = Certificate::for_name("ns.test");
+    let (target, seen) = h3_server(&certificate, Third::Silent).await;
+    let server = Arc::new(quic_client(&certificate, &target, requests()));
+    for round in 1..=3 {
+        let mut asked = JoinSet::new();
+        // More than the server lets be open at once, all rounds together.
+        for n in 0..500 {
+            let server = Arc::clone(&server);
+            asked.spawn(async move { address(&*server, &format!("{n}.test")).await });
+        }
+        while seen.lock().unwrap().len() < round * 500 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        asked.shutdown().await;
+    }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use culvert_core::{BoxStream, DialError, Dialer, Tag};
-use culvert_tls::Connector;
+use culvert_tls::Securing;
 use culvert_wire::Target;
 
 use super::stream::{Connect, StreamServer, TcpConnect};
@@ -16,7 +16,7 @@ use super::stream::{Connect, StreamServer, TcpConnect};
 /// TLS over what the dialer makes.
 pub struct TlsConnect {
     tcp: TcpConnect,
-    tls: Connector,
+    tls: Securing,
 }
 
 #[async_trait]
@@ -24,7 +24,7 @@ impl Connect for TlsConnect {
     const IDLE: Duration = Duration::from_secs(30);
 
     async fn connect(&self) -> Result<BoxStream, DialError> {
-        let (conn, _) = self.tls.connect(self.tcp.connect().await?).await?;
+        let (conn, _) = self.tls.connect(&*self.tcp.dialer.resolver, || self.tcp.connect()).await?;
         Ok(Box::new(conn))
     }
 }
@@ -35,7 +35,7 @@ pub type TlsServer = StreamServer<TlsConnect>;
 impl TlsServer {
     /// The server at `target`, which `tls` knows by its name.
     #[must_use]
-    pub fn new(tag: Tag, dialer: Dialer, target: Target, tls: Connector) -> Self {
+    pub fn new(tag: Tag, dialer: Dialer, target: Target, tls: Securing) -> Self {
         let tcp = TcpConnect::new(tag.clone(), dialer, target);
         Self::over(tag, TlsConnect { tcp, tls })
     }
