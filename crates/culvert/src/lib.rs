@@ -11,3 +11,4 @@ pub mod groups;
 pub mod instance;
 pub mod log;
 mod router;
+mod services;

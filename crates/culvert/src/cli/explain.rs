@@ -28,7 +28,7 @@ pub(super) struct Arguments {
     /// The user it has authenticated as.
     #[arg(short, long)]
     user: Option<String>,
-    /// What sniffing tells of it.
+    /// What sniffing finds, if a rule sniffs.
     #[arg(short, long, value_parser = protocol)]
     protocol: Option<Protocol>,
     /// The name that sniffing finds; needs --protocol.

@@ -6,15 +6,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
-use culvert_dns::message::wire::{Section as Place, read_name};
+use culvert_dns::message::wire::{Section as Place, read_name, uncompressed};
 use culvert_dns::{Rcode, Reply};
 use culvert_rules::rule::{Response, Responses, Section};
 
 use crate::router::condition::record_key;
 
-/// Types of record whose data is, or ends with, a name, and how many bytes stand before it.
-const NAMES: [(u16, usize); 6] = [(2, 0), (5, 0), (12, 0), (15, 2), (33, 6), (39, 0)];
-const SOA: u16 = 6;
 const HTTPS: u16 = 65;
 
 /// One answer.
@@ -56,26 +53,6 @@ impl Response for Evaluated {
     fn has_record(&self, section: Section, record: &[u8]) -> bool {
         self.records.iter().any(|(place, key)| *place == section && key == record)
     }
-}
-
-/// The data of a record, with a name in it written out.
-fn uncompressed(bytes: &[u8], kind: u16, data: std::ops::Range<usize>) -> Vec<u8> {
-    let plain = || bytes.get(data.clone()).unwrap_or_default().to_vec();
-    let name = |at: usize| read_name(bytes, at).ok();
-    if kind == SOA {
-        let written = || {
-            let (primary, at) = name(data.start)?;
-            let (mailbox, at) = name(at)?;
-            Some([primary.as_bytes(), mailbox.as_bytes(), bytes.get(at..data.end)?].concat())
-        };
-        return written().unwrap_or_else(plain);
-    }
-    let Some((_, before)) = NAMES.iter().find(|(one, _)| *one == kind) else { return plain() };
-    let written = || {
-        let (name, _) = name(data.start + before)?;
-        Some([bytes.get(data.start..data.start + before)?, name.as_bytes()].concat())
-    };
-    written().unwrap_or_else(plain)
 }
 
 /// The addresses in a reply, those that HTTPS records hint at included.

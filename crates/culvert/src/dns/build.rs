@@ -10,21 +10,24 @@ use culvert_config::options::dial::DialOptions;
 use culvert_config::options::dns::DnsOptions;
 use culvert_config::options::dns::server::{DnsServerKind, LocalDnsServer};
 use culvert_config::options::route::RouteOptions;
+use culvert_config::options::service::ServiceKind;
 use culvert_core::{Chain, Dialer, Outbound, Resolver, Tag};
 use culvert_dns::cache::CacheOptions;
 use culvert_dns::plain::Sockets;
+use culvert_dns::resolved::Links;
 use culvert_dns::reverse::ReverseMapping;
 use culvert_dns::server::fakeip::FakeAddresses;
 use culvert_dns::server::local::LocalServer;
 use culvert_dns::server::{BuildError, ServerCx, ServerEntry};
 use culvert_dns::{Client, DnsRouter, DnsServer, SystemOptions, SystemResolver};
+use culvert_os::iface::Outward;
 use culvert_protocols::fields::dial::dialer;
 use culvert_tls::Store;
 
 use super::policy::{Policy, Shared, query_options};
 use super::{Dns, Names};
 use crate::groups::Member;
-use crate::instance::{BuildErrors, with_defaults};
+use crate::instance::{BuildErrors, leading_out, with_defaults};
 use crate::router::RuleSetStore;
 use crate::router::surroundings::Surroundings;
 
@@ -32,19 +35,19 @@ use crate::router::surroundings::Surroundings;
 const OPTIMISTIC: Duration = Duration::from_secs(3 * 24 * 3600);
 
 /// The resolvers of dialers, for servers that are built later.
-pub(crate) fn names(options: &Options) -> Names {
+pub(crate) fn names(options: &Options, outward: &Outward) -> Names {
     let dns = &options.dns;
     let is_empty = dns.servers.is_empty() && dns.rules.is_empty() && *dns == DnsOptions::default();
-    let system = is_empty.then(|| system(&options.route) as Arc<dyn Resolver>);
+    let system = is_empty.then(|| system(&options.route, outward) as Arc<dyn Resolver>);
     Names { router: Arc::default(), by_rules: dns.servers.len() > 1, system }
 }
 
 /// The system's resolver, by sockets with the marks of all sockets.
-pub(crate) fn system(route: &RouteOptions) -> Arc<SystemResolver> {
+pub(crate) fn system(route: &RouteOptions, outward: &Outward) -> Arc<SystemResolver> {
     let none = Arc::new(SystemResolver::new(SystemOptions::default()));
     let dial = with_defaults(DialOptions::default(), route, &[]);
     match dialer(&dial, false, Arc::clone(&none) as Arc<dyn Resolver>, None) {
-        Ok(dialer) => by_sockets_of(&dialer),
+        Ok(dialer) => by_sockets_of(&leading_out(dialer, route, outward)),
         Err(_) => none,
     }
 }
@@ -65,7 +68,11 @@ pub(crate) fn build(
     errors: &mut BuildErrors,
 ) -> Dns {
     let dns = &options.dns;
-    let mut builder = Builder { options, outbounds, names, store, fake: None, errors };
+    let is_resolved = |one: &&Tagged<ServiceKind>| matches!(one.kind, ServiceKind::Resolved(_));
+    let links: HashMap<_, _> =
+        options.services.iter().filter(is_resolved).map(|one| (one.tag.clone(), Arc::default())).collect();
+    let mut builder =
+        Builder { options, outbounds, names, store, surroundings, links: &links, fake: None, errors };
     let mut clients = HashMap::new();
     let cache = cache(dns);
     for (index, one) in dns.servers.iter().enumerate() {
@@ -77,7 +84,8 @@ pub(crate) fn build(
     let default = dns.final_server.get().or(dns.servers.first().map(|first| &*first.tag));
     let default = default.and_then(|tag| clients.get(tag)).cloned().unwrap_or_else(|| {
         // Only without servers; where one could not be built, nothing runs.
-        let local = LocalServer::new(Tag::new("local", "local"), system(&options.route));
+        let local =
+            LocalServer::new(Tag::new("local", "local"), system(&options.route, surroundings.outward()));
         Client::new(Arc::new(local), cache)
     });
     if default.server().tag().kind == "fakeip" {
@@ -94,7 +102,7 @@ pub(crate) fn build(
         reverse: dns.reverse_mapping.then(ReverseMapping::default),
         fake,
     };
-    Dns::new(Arc::new(router), policy)
+    Dns::new(Arc::new(router), policy, links)
 }
 
 fn cache(dns: &DnsOptions) -> Option<CacheOptions> {
@@ -111,6 +119,8 @@ struct Builder<'a> {
     outbounds: &'a HashMap<String, Member>,
     names: &'a Names,
     store: &'a Arc<Store>,
+    surroundings: &'a Surroundings,
+    links: &'a HashMap<String, Arc<Links>>,
     fake: Option<Arc<FakeAddresses>>,
     errors: &'a mut BuildErrors,
 }
@@ -136,19 +146,24 @@ impl Builder<'_> {
         }
         let resolver = self.names.resolver(dial.domain_resolver.as_ref());
         let dialer = match dialer(&dial, false, resolver, detour) {
-            Ok(dialer) => dialer,
+            Ok(dialer) => leading_out(dialer, &self.options.route, self.surroundings.outward()),
             Err(error) => {
                 self.errors.invalid(place, error);
                 return None;
             }
         };
         let system = by_sockets_of(&dialer);
+        let links = match &one.kind {
+            DnsServerKind::Resolved(resolved) => self.links.get(&resolved.service.0).cloned(),
+            _ => None,
+        };
         let cx = ServerCx {
             tag: Tag::new(kind, one.tag.as_str()),
             dialer,
             system,
             store: Arc::clone(self.store),
             fake: self.fake.clone(),
+            links,
         };
         match (entry.build)(&one.kind, cx) {
             Ok(server) => Some(server),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`mod@build`] | servers out of options, in any order of their detours |
 //! | [`policy`] | the rules: which server answers, and how |
+//! | [`rejected`] | what has passed no rule |
 //! | [`answer`] | an answer as rules look at it |
 //!
 //! Outbounds exist before the servers, which may dial through them; they ask by a [`Names`], which finds the servers once
@@ -12,7 +13,9 @@
 mod answer;
 mod build;
 mod policy;
+mod rejected;
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -21,8 +24,9 @@ use async_trait::async_trait;
 use culvert_cache::CacheFile;
 use culvert_config::options::dial::DomainResolver;
 use culvert_config::value::Subnet as SubnetOption;
-use culvert_core::{EndReason, Handler, Io, ResolveError, Resolver, Session, Strategy};
+use culvert_core::{EndReason, Handler, Io, ResolveError, Resolver, Session, Strategy, Tag};
 use culvert_dns::message::edns::Subnet;
+use culvert_dns::resolved::{Links, Manager};
 use culvert_dns::{Client, ClientSubnet, DnsRouter, Exchange, QueryOptions, hijack};
 use culvert_protocols::fields::dial::strategy;
 use culvert_wire::Domain;
@@ -35,11 +39,19 @@ use policy::{Policy, Shared};
 pub(crate) struct Dns {
     router: Arc<DnsRouter>,
     policy: Arc<Policy>,
+    /// What services of type `resolved` are told, by their tags.
+    links: HashMap<String, Arc<Links>>,
 }
 
 impl Dns {
-    fn new(router: Arc<DnsRouter>, policy: Arc<Policy>) -> Self {
-        Self { router, policy }
+    fn new(router: Arc<DnsRouter>, policy: Arc<Policy>, links: HashMap<String, Arc<Links>>) -> Self {
+        Self { router, policy, links }
+    }
+
+    /// What a service of type `resolved` has on the bus.
+    pub(crate) fn manager(&self, service: &Tag) -> Manager {
+        let links = self.links.get(&*service.name).cloned().unwrap_or_default();
+        Manager::new(service.clone(), links, Arc::clone(&self.router))
     }
 
     /// Serves clients that were bound for some DNS server.
@@ -70,6 +82,29 @@ impl Dns {
         if let Some(fake) = &self.router.fake {
             fake.keep_in(Arc::clone(file) as _);
         }
+    }
+
+    /// Lets answers outlive the program: takes those that are there. Those to come are written by [`Dns::save_answers`].
+    pub(crate) fn restore_answers(&self, file: &CacheFile) {
+        for (tag, client) in &self.router.clients {
+            if let Some(saved) = file.answers(tag) {
+                client.restore_cache(&saved);
+            }
+        }
+    }
+
+    /// Writes the answers of all servers that have new ones.
+    pub(crate) fn save_answers(&self, file: &CacheFile) {
+        for (tag, client) in &self.router.clients {
+            if let Some(saved) = client.save_cache() {
+                file.set_answers(tag, saved);
+            }
+        }
+    }
+
+    /// Lets what has passed no rule outlive the program.
+    pub(crate) fn keep_rejected_in(&self, file: &Arc<CacheFile>, timeout: Option<Duration>) {
+        self.policy.rejected.keep_in(file, timeout);
     }
 
     /// Gives up the connections of all servers, since what they lead through has changed.

@@ -27,12 +27,13 @@ use culvert_dns::{
 };
 use culvert_protocols::fields::dial::strategy;
 use culvert_rules::ip::Prefix;
-use culvert_rules::rule::{self as rules, Facts, IpVersion, Needs, RuleSets};
+use culvert_rules::rule::{self as rules, Facts, IpVersion, Needs, RuleIndex, RuleSets};
 use culvert_wire::Domain;
 use tracing::debug;
 
 use super::QueryChanges;
 use super::answer::{Answers, Before, Evaluated, addresses, has_meaning};
+use super::rejected::Rejected;
 use crate::instance::BuildErrors;
 use crate::router::rule::matcher;
 use crate::router::surroundings::{Around, Surroundings};
@@ -41,12 +42,16 @@ use crate::router::{Refusal, RuleSetStore, needs_of, session_facts};
 /// The rules, made ready.
 pub(super) struct Policy {
     rules: Vec<Rule>,
+    /// Finds those of them that may match, by the name asked for.
+    index: RuleIndex,
     rule_sets: Arc<RuleSetStore>,
     surroundings: Arc<Surroundings>,
     /// What the rules by themselves look at.
     needs: Needs,
     /// Tags of the servers of type `fakeip`, which only clients get answers from.
     fake: Vec<String>,
+    /// What has not passed conditions on addresses.
+    pub(super) rejected: Rejected,
     /// Whether conditions on addresses stand for themselves: no rule evaluates answers or looks at the type of a query.
     filters: bool,
 }
@@ -127,10 +132,12 @@ impl Policy {
         }
         Self {
             needs: needs_of(rules.iter().map(|rule| &rule.matcher)),
+            index: RuleIndex::new(rules.iter().map(|rule| &rule.matcher)),
             rules,
             rule_sets: Arc::clone(rule_sets),
             surroundings: Arc::clone(surroundings),
             fake,
+            rejected: Rejected::default(),
             filters: !evaluates,
         }
     }
@@ -194,7 +201,13 @@ type Racing<'a> = (&'a Rule, usize);
 impl<'a> Run<'a> {
     async fn decide(&mut self) -> Outcome {
         let mut racing: Vec<Racing<'a>> = Vec::new();
-        for rule in &self.policy.rules {
+        let policy = self.policy;
+        let candidates = {
+            let asked = Facts { domain: self.name.as_ref().map(Domain::as_str), ..Facts::default() };
+            policy.index.candidates(&asked, 0)
+        };
+        for index in candidates {
+            let rule = &policy.rules[index];
             let until = self.answers.len();
             if rule.race && !self.answers.has_come(&rule.refers, until) {
                 racing.push((rule, until));
@@ -305,13 +318,16 @@ impl<'a> Run<'a> {
                 let client = self.policy.client(dns, server, self.asker)?;
                 let mut asked = self.options.clone();
                 changes.apply(&mut asked);
-                let answer = match client.exchange(query, &asked).await {
-                    Ok(answer) if filters => answer,
-                    outcome => return Some(outcome),
-                };
-                let found = addresses(&answer.reply);
-                if has_meaning(&answer.reply) && self.matches(rule, until, Some(&found)) {
-                    return Some(Ok(answer));
+                if !(filters && !asked.disable_cache && self.policy.rejected.contains(server, query)) {
+                    let answer = match client.exchange(query, &asked).await {
+                        Ok(answer) if filters => answer,
+                        outcome => return Some(outcome),
+                    };
+                    let found = addresses(&answer.reply);
+                    if has_meaning(&answer.reply) && self.matches(rule, until, Some(&found)) {
+                        return Some(Ok(answer));
+                    }
+                    self.policy.rejected.insert(server, query);
                 }
                 debug!(%query, server, "answer does not pass the rule");
                 // sing-box forgets with the answer what earlier rules have set.
@@ -424,9 +440,6 @@ fn note_references(condition: &Condition<DnsMatch>, refers: &mut Vec<Option<Stri
 }
 
 fn check(one: &RuleOption<DnsMatch, DnsAction>, evaluates: bool, place: &str, errors: &mut BuildErrors) {
-    if any(&one.condition, &|fields| fields.rule_set_ip_cidr_accept_empty) {
-        errors.not_built(format!("`rule_set_ip_cidr_accept_empty` in {place}"));
-    }
     if evaluates && any(&one.condition, &DnsMatch::is_address_filter) {
         errors.invalid(
             place,

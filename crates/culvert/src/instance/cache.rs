@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use culvert_cache::{CacheFile, OpenError};
 use culvert_config::Options;
@@ -11,12 +12,17 @@ use crate::groups::Groups;
 
 /// The file when no path is given (sing-box 1.14.4).
 const PATH: &str = "cache.db";
+/// How often DNS answers are written, if there are new ones.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
 
 /// A cache file, open or to be opened.
 pub(super) struct Cache {
     path: PathBuf,
     id: String,
     store_fakeip: bool,
+    store_dns: bool,
+    /// For how long refused answers count, if they are kept.
+    store_rejected: Option<Option<Duration>>,
     file: Option<Arc<CacheFile>>,
     /// Whether another instance, which still runs, has opened it.
     is_shared: bool,
@@ -31,6 +37,8 @@ impl Cache {
             path: path.into(),
             id: options.cache_id.clone(),
             store_fakeip: options.store_fakeip,
+            store_dns: options.store_dns,
+            store_rejected: options.store_rdrc.then(|| options.rdrc_timeout.get()),
             file: None,
             is_shared: false,
         })
@@ -47,6 +55,12 @@ impl Cache {
         }
         if self.store_fakeip {
             dns.keep_fake_in(&file);
+        }
+        if let Some(timeout) = self.store_rejected {
+            dns.keep_rejected_in(&file, timeout);
+        }
+        if self.store_dns {
+            dns.restore_answers(&file);
         }
         self.file = Some(file);
         Ok(())
@@ -66,9 +80,11 @@ impl Cache {
         self.path != before.path || self.id == before.id
     }
 
-    /// Goes on with the file of the instance before, if it is the same. Until [`Self::take_over`] it is that one's to close.
-    pub(super) fn share(&mut self, before: &Self) {
+    /// Goes on with the file of the instance before, if it is the same, and with the DNS answers that one has by now. Until
+    /// [`Self::take_over`] it is that one's to close.
+    pub(super) fn share(&mut self, before: &Self, dns: &Dns) {
         if self.path == before.path {
+            before.save(dns);
             self.file.clone_from(&before.file);
             self.is_shared = self.file.is_some();
         }
@@ -79,9 +95,30 @@ impl Cache {
         std::mem::take(&mut self.is_shared)
     }
 
-    /// Writes what is queued and lets go of the file.
-    pub(super) fn close(&self) {
+    /// Writes DNS answers now and then, for as long as it is polled, if they are kept.
+    pub(super) fn saving(&self, dns: &Arc<Dns>) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let file = self.file.clone().filter(|_| self.store_dns)?;
+        let dns = Arc::clone(dns);
+        Some(async move {
+            loop {
+                tokio::time::sleep(SAVE_EVERY).await;
+                dns.save_answers(&file);
+            }
+        })
+    }
+
+    /// Queues the DNS answers there are, if they are kept.
+    fn save(&self, dns: &Dns) {
+        if let Some(file) = self.file.as_ref().filter(|_| self.store_dns) {
+            dns.save_answers(file);
+        }
+    }
+
+    /// Writes all that is kept and lets go of the file. Done aloud, as the next instance wants it, and others may still
+    /// hold it.
+    pub(super) fn close(&self, dns: &Dns) {
         if let Some(file) = self.file.as_ref().filter(|_| !self.is_shared) {
+            self.save(dns);
             file.close();
         }
     }

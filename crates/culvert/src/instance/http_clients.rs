@@ -11,10 +11,11 @@ use culvert_config::options::rule_set::RemoteRuleSet;
 use culvert_config::value::OutboundTag;
 use culvert_core::{Chain, Dialer, Tag};
 use culvert_http::Client;
+use culvert_os::iface::Outward;
 use culvert_protocols::BuildError;
 use culvert_protocols::fields::dial::dialer;
 
-use super::{BuildErrors, with_defaults};
+use super::{BuildErrors, leading_out, with_defaults};
 use crate::dns::Names;
 use crate::groups::Member;
 
@@ -24,6 +25,7 @@ pub(super) struct Base {
     /// Where requests go that nobody has named a client for.
     pub(super) default: Member,
     pub(super) names: Names,
+    pub(super) outward: Outward,
     pub(super) store: Arc<culvert_tls::Store>,
 }
 
@@ -36,7 +38,8 @@ impl Base {
         let find = |tag: &str| self.outbounds.get(tag).map(Member::outbound).ok_or_else(|| missing(tag));
         let detour = dial.detour.get().map(find).transpose()?;
         let resolver = self.names.resolver(dial.domain_resolver.as_ref());
-        dialer(&dial, false, resolver, detour)
+        let dialer = dialer(&dial, false, resolver, detour)?;
+        Ok(leading_out(dialer, &options.route, &self.outward))
     }
 }
 

@@ -33,12 +33,13 @@ use crate::groups::{Groups, History, Member};
 use crate::router::remote::Remotes;
 use crate::router::surroundings::Surroundings;
 use crate::router::{Router, RuleSetStore};
+use crate::services;
 use cache::Cache;
 use certificates::Certificates;
 pub use errors::BuildErrors;
 use http_clients::{Base, HttpClients};
 use outbounds::Around;
-pub(crate) use outbounds::with_defaults;
+pub(crate) use outbounds::{leading_out, with_defaults};
 
 /// Why a configuration does not run.
 #[derive(Debug, Error)]
@@ -100,6 +101,8 @@ impl Instance {
         let inbounds = build_inbounds(options, around.as_ref(), certificates.as_mut(), &mut errors);
         let certificates = certificates.map(Certificates::into_providers).unwrap_or_default();
         let remotes = parts.as_ref().map(|parts| parts.remotes(options, &mut errors));
+        let services =
+            parts.as_ref().map(|parts| services::build(&options.services, &parts.dns, &mut errors));
         let Some(Parts { router, groups, rule_sets, dns, flows, endpoints, surroundings, base }) = parts
         else {
             return Err(errors);
@@ -114,7 +117,8 @@ impl Instance {
         // Endpoints are there before anybody can want to dial through them.
         let first = endpoints.len();
         let endpoints = endpoints.into_iter().map(|inbound| BuiltInbound { inbound, detour: None });
-        let inbounds = endpoints.chain(inbounds).collect();
+        let services = services.into_iter().flatten().map(|inbound| BuiltInbound { inbound, detour: None });
+        let inbounds = endpoints.chain(inbounds).chain(services).collect();
         let cache = Cache::of(options);
         let outbounds = base.outbounds.into_values().filter_map(|member| match member {
             Member::Outbound(outbound) => Some(outbound),
@@ -170,7 +174,7 @@ impl Instance {
     /// As there; `before` has lost nothing then.
     pub async fn start_beside(&mut self, before: &mut Self) -> Result<(), InstanceError> {
         if let (Some(cache), Some(earlier)) = (&mut self.cache, &before.cache) {
-            cache.share(earlier);
+            cache.share(earlier, &before.dns);
         }
         self.start().await?;
         if self.cache.as_mut().is_some_and(Cache::take_over) {
@@ -191,6 +195,9 @@ impl Instance {
     pub async fn start(&mut self) -> Result<(), InstanceError> {
         if let Some(cache) = &mut self.cache {
             cache.open(&self.groups, &self.dns).await?;
+            if let Some(saving) = cache.saving(&self.dns) {
+                self.background.spawn(saving);
+            }
         }
         let (flows, handshakes) = (Arc::clone(self.dispatch.flows()), Arc::clone(self.dispatch.handshakes()));
         self.background.spawn(async move { flows.sweep(give_memory_back).await });
@@ -276,10 +283,9 @@ impl Instance {
         self.close_cache();
     }
 
-    /// Writes what is queued. Done aloud, as the next instance wants the file, and others may still hold it.
     fn close_cache(&self) {
         if let Some(cache) = &self.cache {
-            cache.close();
+            cache.close(&self.dns);
         }
     }
 
@@ -308,12 +314,14 @@ impl Parts {
     /// Makes all of it. `None` if the default outbound could not be built.
     pub(crate) fn build(options: &Options, errors: &mut BuildErrors) -> Option<Self> {
         let (flows, history) = (Flows::new(), Arc::new(History::default()));
-        let names = dns::names(options);
+        let surroundings = Surroundings::new(&options.route.dhcp_lease_files);
+        let names = dns::names(options, surroundings.outward());
         let store = culvert_tls::Store::new(culvert_tls::options::store(&options.certificate));
         let around = Around {
             route: &options.route,
             namespaces: &options.network_namespaces,
             names: &names,
+            outward: surroundings.outward(),
             flows: &flows,
             store: &store,
             history: &history,
@@ -321,7 +329,6 @@ impl Parts {
         let outbounds = outbounds::build(&options.outbounds, &options.endpoints, around, errors);
         let rule_sets = Arc::new(RuleSetStore::build(&options.route.rule_set, errors));
         let outbounds = outbounds?;
-        let surroundings = Surroundings::new(&options.route.dhcp_lease_files);
         let dns = Arc::new(dns::build(
             options,
             &outbounds.by_tag,
@@ -346,7 +353,8 @@ impl Parts {
             });
         }
         let outbounds::Outbounds { by_tag, default, endpoints } = outbounds;
-        let base = Base { outbounds: by_tag.clone(), default: default.clone(), names, store };
+        let outward = surroundings.outward().clone();
+        let base = Base { outbounds: by_tag.clone(), default: default.clone(), names, outward, store };
         let (servers, sets) = (Arc::clone(&dns), Arc::clone(&rule_sets));
         let around = Arc::clone(&surroundings);
         let router = Router::new(&options.route, by_tag, default, servers, sets, around, errors);
@@ -488,17 +496,20 @@ fn marks(options: &Options) -> Vec<u32> {
 
 /// Sections that are accepted by `check` but have no engine yet.
 fn unbuilt_sections(options: &Options, errors: &mut BuildErrors) {
-    let (route, experimental) = (&options.route, &options.experimental);
-    if experimental.cache_file.as_ref().is_some_and(|cache| cache.enabled && cache.store_dns) {
-        // Its absence changes no answer.
-        tracing::warn!(
-            "`experimental.cache_file.store_dns` is not built yet: DNS answers end with the program"
-        );
+    let experimental = &options.experimental;
+    let route = &options.route;
+    for (key, used) in [
+        ("default_network_strategy", route.default_network_strategy.is_some()),
+        ("default_network_type", !route.default_network_type.is_empty()),
+        ("default_fallback_network_type", !route.default_fallback_network_type.is_empty()),
+        ("default_fallback_delay", route.default_fallback_delay.get().is_some()),
+    ] {
+        if used {
+            tracing::warn!("`route.{key}` has no effect: interfaces have no type on this system");
+        }
     }
     let sections = [
         ("ntp", options.ntp.enabled),
-        ("route.default_network_strategy", route.default_network_strategy.is_some()),
-        ("services", !options.services.is_empty()),
         ("experimental.clash_api", experimental.clash_api.is_some()),
         ("experimental.v2ray_api", experimental.v2ray_api.is_some()),
     ];

@@ -14,7 +14,8 @@ use culvert_config::options::outbound::group::{
 };
 use culvert_config::options::route::RouteOptions;
 use culvert_config::value::{Dur, Mark, OutboundTag};
-use culvert_core::{Flows, Inbound, Tag};
+use culvert_core::{Dialer, Flows, Inbound, Tag};
+use culvert_os::iface::Outward;
 use culvert_protocols::fields::dial::dialer;
 use culvert_protocols::table::{
     BuildError, BuiltEndpoint, EndpointEntry, OutboundCx, OutboundEntry, Protocol,
@@ -29,6 +30,8 @@ pub(super) struct Around<'a> {
     pub(super) route: &'a RouteOptions,
     pub(super) namespaces: &'a [Tagged<NamespaceKind>],
     pub(super) names: &'a Names,
+    /// The interface that leads out, for those who are to leave by it.
+    pub(super) outward: &'a Outward,
     pub(super) flows: &'a Arc<Flows>,
     /// Whom to trust where a URL test uses TLS.
     pub(super) store: &'a Arc<culvert_tls::Store>,
@@ -159,6 +162,7 @@ impl Builder<'_> {
         };
         let resolver = self.around.names.resolver(dial.domain_resolver.as_ref());
         let made = dialer(dial, udp_fragment, resolver, detour)
+            .map(|dialer| leading_out(dialer, self.around.route, self.around.outward))
             .and_then(|dialer| make(OutboundCx { tag, dialer, store: Arc::clone(self.around.store) }));
         made.map_err(|error| self.errors.invalid(place, error)).ok()
     }
@@ -245,6 +249,21 @@ impl Builder<'_> {
 const HEAD_START: Duration = Duration::from_secs(3);
 /// How much better another member must be when nothing is said, in milliseconds (sing-box 1.14.4).
 const TOLERANCE: u16 = 50;
+
+/// The dialer, leaving by the interface of the default route if it names none and the options want that.
+pub(crate) fn leading_out(mut dialer: Dialer, route: &RouteOptions, outward: &Outward) -> Dialer {
+    let is_elsewhere = dialer.tcp.netns.is_some() || dialer.detour.is_some();
+    if route.auto_detect_interface && !is_elsewhere {
+        // It wins over `default_interface` (sing-box 1.14.4), but not over an interface of its own.
+        let is_default = dialer.tcp.bind_interface.as_deref() == Some(&*route.default_interface);
+        if is_default {
+            (dialer.tcp.bind_interface, dialer.udp.bind_interface) = (None, None);
+        }
+        dialer.tcp.outward = Some(outward.clone());
+        dialer.udp.outward = Some(outward.clone());
+    }
+    dialer
+}
 
 /// Dial fields with what `route` says for all sockets where they say nothing, and network namespaces by their paths.
 pub(crate) fn with_defaults(

@@ -44,11 +44,7 @@ pub(crate) fn for_each_default(options: &RuleOptions, visit: &mut dyn FnMut(&Def
 pub(crate) fn unbuilt(options: &RuleOptions) -> Vec<&'static str> {
     let mut keys = Vec::new();
     for_each_default(options, &mut |rule| {
-        let items = [
-            ("wifi_ssid", !rule.wifi_ssid.is_empty()),
-            ("wifi_bssid", !rule.wifi_bssid.is_empty()),
-            ("preferred_by", !rule.preferred_by.is_empty()),
-        ];
+        let items = [("preferred_by", !rule.preferred_by.is_empty())];
         keys.extend(items.into_iter().filter(|(_, used)| *used).map(|(key, _)| key));
     });
     keys.sort_unstable();
@@ -157,6 +153,7 @@ impl Conditions for DnsMatch {
             query_client_subnet: self.query_client_subnet.iter().filter_map(subnet).collect(),
             query_dnssec: self.query_dnssec,
             ip_accept_any: self.ip_accept_any,
+            rule_set_ip_cidr_accept_empty: self.rule_set_ip_cidr_accept_empty,
             match_response: match &self.match_response {
                 None | Some(ConfigResponse::No) => None,
                 Some(ConfigResponse::Latest) => Some(MatchResponse::Latest),

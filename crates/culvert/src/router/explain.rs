@@ -4,23 +4,25 @@
 use std::sync::Arc;
 
 use culvert_core::duplex::duplex;
-use culvert_core::{Chain, Decision, Incoming, Io, Network, Session};
+use culvert_core::{Chain, Decision, Incoming, Io, Network, Session, Sniffed};
 use culvert_rules::rule::{Event, Facts, Process, RuleSets};
 use culvert_wire::BufChain;
 
 use super::rule::Rule;
-use super::sniff::Gone;
+use super::sniff::{Gone, Settings};
 use super::{Router, Watch};
 
 impl Router {
-    /// What the rules make of a session of this program, as lines. Its client says nothing.
-    pub(crate) async fn explain(&self, session: Session, process: Option<Process>) -> Vec<String> {
+    /// What the rules make of a session of this program, as lines. Its client says nothing; what sniffing would find is in
+    /// the session, and known to the rules from the `sniff` action on that looks for it.
+    pub(crate) async fn explain(&self, mut session: Session, process: Option<Process>) -> Vec<String> {
         let io = match session.network {
             Network::Tcp => Io::Stream(Box::new(duplex(1).0)),
             Network::Udp | Network::Icmp => Io::Packets(Box::new(Gone)),
         };
         let head = format!("{} connection to {}", session.network, session.target);
-        let mut lines = Lines { process: process.map(Arc::new), lines: vec![head] };
+        let sniffed = session.sniffed.take();
+        let mut lines = Lines { process: process.map(Arc::new), sniffed, lines: vec![head] };
         let mut incoming = Incoming { session, io, early: BufChain::new(), reply: None, udp_timeout: None };
         let decision = self.judge(&mut incoming, &mut lines).await;
         let (way, end) = match decision {
@@ -43,6 +45,7 @@ impl Router {
 
 struct Lines {
     process: Option<Arc<Process>>,
+    sniffed: Option<Sniffed>,
     lines: Vec<String>,
 }
 
@@ -51,6 +54,17 @@ impl Watch for Lines {
         self.process.clone()
     }
 
+    fn sniffed(&mut self, settings: &Settings) -> Option<Option<Sniffed>> {
+        Some(self.sniffed.take().filter(|sniffed| settings.looks_for(sniffed.protocol)))
+    }
+
+    /// Every rule is looked at, those too that cannot match.
+    fn first(&mut self, router: &Router, from: usize, facts: &Facts<'_>, sets: &RuleSets) -> Option<usize> {
+        (from..router.rules.len()).find(|index| self.judge(*index, &router.rules[*index], facts, sets))
+    }
+}
+
+impl Lines {
     fn judge(&mut self, index: usize, rule: &Rule, facts: &Facts<'_>, sets: &RuleSets) -> bool {
         let (mut steps, mut depth) = (Vec::new(), 1);
         let said = |matched: bool| if matched { "yes" } else { "no" };

@@ -29,8 +29,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use culvert_config::options::route::RouteOptions;
 use culvert_core::flow::Way;
-use culvert_core::{Decision, DialError, Handler, Incoming, Network, Session};
-use culvert_rules::rule::{Facts, IpVersion, Needs, Network as RuleNetwork, Process, RuleSets};
+use culvert_core::{Decision, DialError, Handler, Incoming, Network, Session, Sniffed};
+use culvert_rules::rule::{Facts, IpVersion, Needs, Network as RuleNetwork, Process, RuleIndex, RuleSets};
 use culvert_wire::{Domain, Host, Target};
 
 use crate::dns::Dns;
@@ -45,6 +45,8 @@ use surroundings::{Around, Surroundings};
 /// The rules and the outbounds they name.
 pub(crate) struct Router {
     rules: Vec<Rule>,
+    /// Finds those of them that may match.
+    index: RuleIndex,
     outbounds: HashMap<String, Member>,
     default: Member,
     dns: Arc<Dns>,
@@ -75,7 +77,8 @@ impl Router {
         let mut needs = needs_of(rules.iter().map(|rule| &rule.matcher));
         needs.process |= options.find_process;
         needs.neighbor |= options.find_neighbor;
-        Self { rules, outbounds, default, dns, hijack, rule_sets, surroundings, needs }
+        let index = RuleIndex::new(rules.iter().map(|rule| &rule.matcher));
+        Self { rules, index, outbounds, default, dns, hijack, rule_sets, surroundings, needs }
     }
 
     /// The decision, with `watch` looking on. The data path looks on with `()`, which the compiler removes.
@@ -92,16 +95,20 @@ impl Router {
             IpAddr::V4(_) => IpVersion::V4,
             IpAddr::V6(_) => IpVersion::V6,
         });
-        for (index, rule) in self.rules.iter().enumerate() {
-            if !watch.judge(index, rule, &journey.facts(&incoming.session), &rule_sets) {
-                continue;
-            }
+        let mut from = 0;
+        // What rules look at changes only where one has matched.
+        while let Some(index) = watch.first(self, from, &journey.facts(&incoming.session), &rule_sets) {
+            from = index + 1;
+            let rule = &self.rules[index];
             match &rule.action {
                 Action::SetOptions(options) => journey.set(options, &mut incoming.session),
                 Action::Sniff(settings) => {
                     // Only the first one on a connection looks (sing-box 1.14.4).
                     if !std::mem::replace(&mut journey.sniffed, true) {
-                        sniff::sniff(incoming, settings).await;
+                        match watch.sniffed(settings) {
+                            Some(found) => incoming.session.sniffed = found,
+                            None => sniff::sniff(incoming, settings).await,
+                        }
                     }
                 }
                 Action::Resolve(lookup) => {
@@ -176,12 +183,19 @@ trait Watch: Send {
         None
     }
 
-    fn judge(&mut self, index: usize, rule: &Rule, facts: &Facts<'_>, sets: &RuleSets) -> bool;
+    /// What sniffing finds, if it is not to be found out.
+    fn sniffed(&mut self, _settings: &sniff::Settings) -> Option<Option<Sniffed>> {
+        None
+    }
+
+    /// The first rule from `from` on that matches.
+    fn first(&mut self, router: &Router, from: usize, facts: &Facts<'_>, sets: &RuleSets) -> Option<usize>;
 }
 
 impl Watch for () {
-    fn judge(&mut self, _: usize, rule: &Rule, facts: &Facts<'_>, sets: &RuleSets) -> bool {
-        rule.matcher.matches(facts, sets)
+    fn first(&mut self, router: &Router, from: usize, facts: &Facts<'_>, sets: &RuleSets) -> Option<usize> {
+        let mut candidates = router.index.candidates(facts, from);
+        candidates.find(|index| router.rules[*index].matcher.matches(facts, sets))
     }
 }
 

@@ -140,14 +140,21 @@ impl From<&Resolve> for QueryChanges {
 
 fn route_options(options: &RouteActionOptions, place: &str, errors: &mut BuildErrors) -> Option<Options> {
     let unbuilt = [
-        ("network_strategy", options.network_strategy.is_some()),
-        ("fallback_delay", options.fallback_delay > 0),
         ("udp_connect", options.udp_connect),
         ("tls_fragment", options.tls_fragment),
         ("tls_record_fragment", options.tls_record_fragment),
         ("tls_spoof", !options.tls_spoof.is_empty()),
     ];
     let before = errors.len();
+    for (key, used) in [
+        ("network_strategy", options.network_strategy.is_some()),
+        ("fallback_delay", options.fallback_delay > 0),
+    ] {
+        if used {
+            // As in sing-box 1.14.4, where only its apps know which interface is what.
+            tracing::warn!("`{key}` in {place} has no effect: interfaces have no type on this system");
+        }
+    }
     for (key, used) in unbuilt {
         if used {
             errors.not_built(format!("rule option `{key}` in {place}"));

@@ -18,7 +18,7 @@ use culvert_rules::ruleset::{self, CURRENT_VERSION, Format, RuleSetFile};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::condition::{rule_options, unbuilt};
+use super::condition::rule_options;
 use crate::instance::BuildErrors;
 
 /// Time between two looks at the files.
@@ -212,11 +212,8 @@ pub(super) fn parse(tag: &str, format: Format, data: &[u8]) -> Result<RuleSet, S
     build(tag, file?)
 }
 
-/// Builds the rules, unless they ask for what nobody finds yet.
+/// Builds the rules.
 fn build(tag: &str, file: RuleSetFile) -> Result<RuleSet, String> {
-    if let Some(key) = file.rules.iter().flat_map(unbuilt).next() {
-        return Err(format!("rule item `{key}` is not built yet"));
-    }
     ruleset::build(tag, file).map_err(|error| error.to_string())
 }
 
@@ -270,10 +267,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_or_is_not_built_is_refused() {
+    fn what_cannot_be_read_is_refused() {
         let directory = TempDir::new().unwrap();
         let path = directory.write("s.srs", "no rule-set").unwrap();
-        let process = r#"{"version": 3, "rules": [{"wifi_ssid": ["home"]}]}"#;
         let refused = |path: String, format| {
             let mut errors = BuildErrors::default();
             RuleSetStore::build(&[local(path, format)], &mut errors);
@@ -282,8 +278,6 @@ mod tests {
         assert!(
             refused(path.display().to_string(), RuleSetFormat::Binary).contains("route.rule_set[0] \"s\"")
         );
-        let path = directory.write("s.json", process).unwrap();
-        assert!(refused(path.display().to_string(), RuleSetFormat::Source).contains("`wifi_ssid`"));
         assert!(refused("/nonexistent".into(), RuleSetFormat::Source).contains("No such file"));
     }
 }

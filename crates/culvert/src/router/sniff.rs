@@ -27,6 +27,13 @@ impl Settings {
     }
 }
 
+impl Settings {
+    /// Whether it looks for a protocol of this name.
+    pub(super) fn looks_for(&self, protocol: &str) -> bool {
+        Protocol::ALL.into_iter().any(|one| one.as_str() == protocol && self.sniffers.has(one))
+    }
+}
+
 fn protocol(option: &Sniffer) -> Protocol {
     match option {
         Sniffer::Tls => Protocol::Tls,

@@ -1,6 +1,7 @@
 //! What rules can know of the machine around: the program behind a connection, the interfaces, the neighbours.
 //!
-//! Only what some rule asks for is looked up. Interfaces are asked for again when the kernel says that they have changed;
+//! Only what some rule asks for is looked up. Interfaces, and the wireless network they are in, are asked for again when the
+//! kernel says that they have changed;
 //! neighbours, when they have not been for a while.
 
 use std::collections::{HashMap, HashSet};
@@ -10,8 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use culvert_core::{Network, Session};
+use culvert_os::iface::Outward;
 use culvert_os::owner::{Finder, Transport};
-use culvert_os::{iface, netlink, owner};
+use culvert_os::{iface, netlink, owner, wifi};
 use culvert_rules::ip::Prefix;
 use culvert_rules::rule::{Environment, Facts, Interface, Needs, Process};
 use tokio::io::unix::AsyncFd;
@@ -29,6 +31,8 @@ const SETTLE: Duration = Duration::from_millis(200);
 pub(crate) struct Surroundings {
     finder: Arc<Finder>,
     seen: RwLock<Seen>,
+    /// The interface that leads out, for sockets.
+    outward: Outward,
     lease_files: Vec<PathBuf>,
     neighbors: Mutex<Option<(Instant, Arc<Neighbors>)>>,
 }
@@ -84,9 +88,11 @@ impl Surroundings {
         } else {
             lease_files.iter().map(PathBuf::from).collect()
         };
+        let outward = Outward::default();
         Arc::new(Self {
             finder: Arc::default(),
-            seen: RwLock::new(look()),
+            seen: RwLock::new(look(&outward)),
+            outward,
             lease_files,
             neighbors: Mutex::new(None),
         })
@@ -113,6 +119,11 @@ impl Surroundings {
         around
     }
 
+    /// The interface that leads out, kept up to date by [`Surroundings::watch`].
+    pub(crate) fn outward(&self) -> &Outward {
+        &self.outward
+    }
+
     /// The interfaces at this moment.
     fn environment(&self) -> Arc<Environment> {
         Arc::clone(&self.seen.read().unwrap_or_else(PoisonError::into_inner).environment)
@@ -133,7 +144,7 @@ impl Surroundings {
             tokio::time::sleep(SETTLE).await;
             netlink::drain(std::os::fd::AsFd::as_fd(socket.get_ref()));
             trace!("the network has changed");
-            let next = look();
+            let next = look(&self.outward);
             let environment = Arc::clone(&next.environment);
             let before = {
                 let mut seen = self.seen.write().unwrap_or_else(PoisonError::into_inner);
@@ -228,14 +239,15 @@ impl Surroundings {
     }
 }
 
-/// The interfaces, and which of them has the default route.
-fn look() -> Seen {
+/// The interfaces, and which of them has the default route, which `outward` is told too.
+fn look(outward: &Outward) -> Seen {
     let all = iface::interfaces().unwrap_or_else(|error| {
         warn!("interfaces: {error}");
         Vec::new()
     });
     let default = |v6| netlink::default_link(v6).ok().flatten();
     let link = default(false).or_else(|| default(true));
+    outward.set(&all, link);
     let default_interface = link.and_then(|link| all.iter().position(|one| one.index == link));
     let addresses = all.iter().flat_map(|one| &one.addresses).map(|address| address.ip).collect();
     let interfaces = all.into_iter().map(|one| Interface {
@@ -243,7 +255,17 @@ fn look() -> Seen {
         addresses: one.addresses.iter().filter_map(|at| Prefix::new(at.ip, at.prefix_len).ok()).collect(),
         ..Interface::default()
     });
-    let environment =
-        Environment { interfaces: interfaces.collect(), default_interface, ..Environment::default() };
+    let wifi = wifi::current().unwrap_or_else(|error| {
+        debug!("wireless networks: {error}");
+        None
+    });
+    let wifi = wifi.unwrap_or_default();
+    let environment = Environment {
+        interfaces: interfaces.collect(),
+        default_interface,
+        wifi_ssid: wifi.ssid,
+        wifi_bssid: wifi.bssid,
+        ..Environment::default()
+    };
     Seen { environment: Arc::new(environment), addresses }
 }

@@ -25,6 +25,7 @@
 //! | [`wireguard`] | WireGuard with sing-box and with wireguard-go |
 //! | [`vision`]  | VLESS's flow with TLS connections inside                                              |
 //! | [`transparent`] | connections that a packet filter turns aside, from a namespace of their own     |
+//! | [`surroundings`] | neighbours, interfaces and the default route in rules and for sockets         |
 //! | [`links`]   | DNS servers that ask the links: `dhcp`, `mdns`                                        |
 //! | [`unbound`] | DNS servers of every kind against Debian's unbound                                    |
 //! | [`acme`]    | certificates from an authority                                                        |
@@ -53,6 +54,7 @@ mod reality;
 mod shadowtls;
 mod site;
 mod socks;
+mod surroundings;
 mod table;
 mod transparent;
 mod trojan_gfw;

@@ -33,6 +33,42 @@ async fn verdicts(exits: [&Exit; 2], rule: Value, set: Option<Value>) -> Result<
     Ok(said.try_into().ok())
 }
 
+/// Options about the type of an interface are taken, and change nothing, in both programs.
+#[test]
+fn strategies_over_interfaces_have_no_effect() {
+    run(async {
+        let (Some(ours), Some(theirs)) = (culvert(), Program::sing_box()) else { return Ok(()) };
+        let exit = Exit::start("a").await?;
+        for (dial, route) in [
+            (json!({ "network_strategy": "hybrid", "network_type": ["wifi"] }), json!({})),
+            (json!({ "fallback_network_type": "cellular", "fallback_delay": "1s" }), json!({})),
+            (
+                json!({}),
+                json!({ "rules": [
+                    { "port": 1, "action": "route-options", "network_strategy": "fallback", "fallback_delay": 100 }
+                ] }),
+            ),
+        ] {
+            for program in [&ours, &theirs] {
+                let port = Port::reserve()?;
+                let mut out = crate::single::exit("a", &exit);
+                for (key, value) in dial.as_object().into_iter().flatten() {
+                    out[key] = value.clone();
+                }
+                let config = json!({
+                    "inbounds": [{ "type": "socks", "listen": "127.0.0.1", "listen_port": port.number() }],
+                    "outbounds": [out], "route": route
+                });
+                let mut peer = program.serve(&config).await?;
+                let said = verdict(port.v4(), &Flow::to("x.test", 1)).await?;
+                ensure!(said == "a x.test:1", "{dial} {route}: {said}");
+                peer.stop().await?;
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn programs_and_users_are_known_as_sing_box_knows_them() {
     run(async {
@@ -56,6 +92,14 @@ fn programs_and_users_are_known_as_sing_box_knows_them() {
             (json!({ "interface_address": { "lo": "192.0.2.0/24" } }), false),
             (json!({ "interface_address": { "none": "127.0.0.0/8" } }), false),
             (json!({ "default_interface_address": "192.0.2.0/24" }), false),
+            // Only apps know what kind of network an interface is of.
+            (json!({ "network_type": ["wifi", "cellular", "ethernet", "other"] }), false),
+            (json!({ "network_is_expensive": true }), false),
+            (json!({ "network_is_constrained": true, "invert": true }), true),
+            (json!({ "network_interface_address": { "ethernet": "0.0.0.0/0" } }), false),
+            (json!({ "wifi_ssid": "home" }), false),
+            (json!({ "wifi_ssid": "" }), true),
+            (json!({ "wifi_bssid": "00:11:22:33:44:55", "invert": true }), true),
         ];
         for (rule, is_matched) in cases {
             let Some(said) = verdicts([&a, &b], rule.clone(), None).await? else { return Ok(()) };

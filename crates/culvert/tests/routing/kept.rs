@@ -12,7 +12,10 @@ use culvert_testkit::temp::TempDir;
 use culvert_testkit::{Result, ensure};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::net::UdpSocket;
 
 fn list(name: &str) -> String {
     json!({ "version": 3, "rules": [{ "domain": [name] }] }).to_string()
@@ -261,13 +264,69 @@ fn fake_addresses_survive_kill() {
                 let [(address, _)] = reply.addresses[..] else { return Err(format!("{reply:?}").into()) };
                 given.push((name, address.to_string()));
             }
-            // What was given a moment ago may not be on disk yet; this much time it has.
-            tokio::time::sleep(Duration::from_millis(300)).await;
             peer.signal("KILL").await?;
             peer.ended().await?;
         }
         let distinct: std::collections::HashSet<_> = given.iter().map(|(_, address)| address).collect();
         ensure!(distinct.len() == given.len(), "an address was given twice: {given:?}");
+        Ok(())
+    });
+}
+
+/// A name server that gives every name the address 192.0.2.1, and counts.
+async fn name_server() -> Result<(SocketAddr, Arc<AtomicUsize>)> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let (address, asked) = (socket.local_addr()?, Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&asked);
+    tokio::spawn(async move {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
+            count.fetch_add(1, Ordering::Relaxed);
+            // The question is all there is behind the header, as nothing here asks with EDNS.
+            let mut reply = buffer[..length].to_vec();
+            reply[2..4].copy_from_slice(&[0x81, 0x80]);
+            reply[6..8].copy_from_slice(&[0, 1]);
+            reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 1, 0x2c, 0, 4, 192, 0, 2, 1]);
+            let _ = socket.send_to(&reply, from).await;
+        }
+    });
+    Ok((address, asked))
+}
+
+#[test]
+fn answers_and_rejections_outlive_the_program() {
+    run(async {
+        let (server, asked) = name_server().await?;
+        let directory = TempDir::new()?;
+        let config = json!({
+            "dns": {
+                "servers": [
+                    { "type": "udp", "tag": "up", "server": "127.0.0.1", "server_port": server.port() },
+                    { "type": "hosts", "tag": "hosts", "path": "/nonexistent" }
+                ],
+                "rules": [
+                    { "domain": "kept.test", "server": "up" },
+                    { "domain": "other.test", "ip_cidr": "10.0.0.0/8", "server": "up", "rewrite_ttl": 0 }
+                ],
+                "final": "hosts"
+            },
+            "inbounds": [{ "type": "direct", "tag": "dns", "listen": "127.0.0.1" }],
+            "outbounds": [{ "type": "direct", "tag": "out" }],
+            "route": { "rules": [{ "action": "hijack-dns" }], "default_domain_resolver": "hosts" },
+            "experimental": { "cache_file": {
+                "enabled": true, "path": directory.path().join("cache.db"), "store_dns": true, "store_rdrc": true
+            } }
+        });
+        for round in 0..3 {
+            let (instance, dns) = start(&config).await?;
+            let reply = ask(dns, Ipv4Addr::LOCALHOST, "kept.test", 1, PATIENCE).await?.ok_or("silence")?;
+            ensure!(reply.addresses.len() == 1 && reply.addresses[0].1 <= 300, "{reply:?}");
+            let reply = ask(dns, Ipv4Addr::LOCALHOST, "other.test", 1, PATIENCE).await?.ok_or("silence")?;
+            ensure!(reply.rcode == 3, "an address that passes no rule: {reply:?}");
+            close(instance).await;
+            let asked = asked.load(Ordering::Relaxed);
+            ensure!(asked == 2, "round {round}: the server was asked {asked} times");
+        }
         Ok(())
     });
 }

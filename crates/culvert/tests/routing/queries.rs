@@ -47,15 +47,19 @@ fn conditions(dice: &mut Dice, mode: Mode, sets: &[String], headless: bool) -> M
             6 if mode != Mode::Filters => ("ip_version", json!(*dice.pick(&[4, 6]))),
             3 | 6 | 7 => ("network", dice.some(&["tcp", "udp"])),
             8 => ("inbound", dice.some(&["in", "other"])),
-            9 => ("rule_set", json!([dice.pick(sets)])),
+            9 => {
+                if mode == Mode::Filters && dice.chance(40) {
+                    rule.insert("rule_set_ip_cidr_accept_empty".into(), json!(true));
+                }
+                ("rule_set", json!([dice.pick(sets)]))
+            }
             10 => ("ip_is_private", json!(true)),
             11 => ("ip_accept_any", json!(true)),
             _ => ("ip_cidr", dice.some(&addresses)),
         };
         rule.insert(key.into(), value);
     }
-    // Left out: inverted rules over rule-sets with addresses, while the addresses are not known yet.
-    if dice.chance(15) && !(mode == Mode::Filters && (headless || rule.contains_key("rule_set"))) {
+    if dice.chance(15) {
         rule.insert("invert".into(), json!(true));
     }
     rule

@@ -6,6 +6,7 @@ use crate::exits::Exit;
 use crate::{culvert, run, setting};
 use culvert_testkit::peer::Program;
 use culvert_testkit::ports::Port;
+use culvert_testkit::temp::TempDir;
 use culvert_testkit::{Result, ensure};
 use serde_json::{Map, Value, json};
 use std::net::Ipv4Addr;
@@ -15,6 +16,8 @@ const ADDRESSES: [&str; 6] = ["10.1.2.3", "192.0.2.7", "198.51.100.1", "2001:db8
 const PORTS: [u16; 4] = [80, 443, 8080, 5000];
 const EXITS: usize = 4;
 const FLOWS: usize = 60;
+/// One of so many flows is explained too: each takes a process.
+const EXPLAINED: usize = 6;
 
 /// The conditions of one rule. `headless` leaves out what rules of rule-sets do not have.
 fn conditions(dice: &mut Dice, headless: bool, sets: &[String]) -> Map<String, Value> {
@@ -153,6 +156,29 @@ fn flow(dice: &mut Dice) -> Flow {
     }
 }
 
+/// What `explain` says of a flow, line by line.
+async fn explain(program: &Program, folder: &TempDir, flow: &Flow) -> Result<Vec<String>> {
+    let host = if flow.host.contains(':') { format!("[{}]", flow.host) } else { flow.host.clone() };
+    let (target, source) = (format!("{host}:{}", flow.port), format!("{}:1", flow.source));
+    let mut arguments = vec!["explain", &target, "--inbound", "in", "--source", &source];
+    arguments.extend(flow.user.iter().flat_map(|user| ["--user", user]));
+    let payload = String::from_utf8_lossy(&flow.payload).into_owned();
+    if let Some(sniffed) = payload.lines().find_map(|line| line.strip_prefix("Host: ")) {
+        arguments.extend(["--protocol", "http", "--sniffed-domain", sniffed]);
+    }
+    let finished = program.launch(arguments).directory(folder.path()).run().await?;
+    ensure!(finished.code == Some(0), "{finished:?}");
+    Ok(finished.stdout.lines().map(str::to_owned).collect())
+}
+
+/// The exit that the last line of an explanation names, or `refused`.
+fn exit_of(end: &str) -> &str {
+    match end.strip_prefix("outbound socks[") {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => "refused",
+    }
+}
+
 #[test]
 fn random_rules_have_the_verdicts_of_sing_box() {
     run(async {
@@ -178,7 +204,9 @@ async fn round(ours: &Program, theirs: &Program, exits: &[Exit], seed: u64) -> R
         config["inbounds"][0]["listen_port"] = json!(port.number());
         listening.push((program.serve(&config).await?, port));
     }
-    for _ in 0..FLOWS {
+    let folder = TempDir::new()?;
+    folder.write("config.json", config.to_string())?;
+    for number in 0..FLOWS {
         let flow = flow(&mut dice);
         let [(our_peer, our_port), (their_peer, their_port)] = &listening[..] else { unreachable!() };
         let (our, their) = tokio::try_join!(verdict(our_port.v4(), &flow), verdict(their_port.v4(), &flow))?;
@@ -190,6 +218,13 @@ async fn round(ours: &Program, theirs: &Program, exits: &[Exit], seed: u64) -> R
             our_peer.log().tail(12),
             their_peer.log().tail(12)
         );
+        if number % EXPLAINED == 0 {
+            let explained = explain(ours, &folder, &flow).await?;
+            ensure!(
+                explained.last().map(|end| exit_of(end)) == Some(our.split(' ').next().unwrap_or_default()),
+                "seed {seed}: {flow:?} is {our}, and explained as {explained:#?}"
+            );
+        }
     }
     for (mut peer, _) in listening {
         peer.stop().await?;

@@ -211,8 +211,8 @@ fn what_is_not_built_is_refused_by_name() {
         let error = build(&config).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");
     };
-    let server = |kind: &str| json!({ "servers": [{ "type": kind, "tag": "s", "server": "192.0.2.1" }] });
-    refused(server("h3"), json!([]), "`h3`");
+    let server = json!({ "servers": [{ "type": "local", "tag": "s", "neighbor_domain": [".lan"] }] });
+    refused(server, json!([]), "`neighbor_domain`");
     let filter = json!({ "servers": [{ "type": "local", "tag": "s" }], "rules": [
         { "query_type": "A", "server": "s" }, { "ip_cidr": "10.0.0.0/8", "server": "s" }
     ] });
