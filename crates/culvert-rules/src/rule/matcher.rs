@@ -195,6 +195,8 @@ impl Rule {
                 if rule.invert && cx.view.facts.addresses_pending && self.waits_for_addresses(cx.sets) {
                     return true;
                 }
+                // Its parts know nothing of it (sing-box 1.14.4).
+                let cx = Context { view: View { accept_empty: false, ..cx.view }, ..cx };
                 let matched = match rule.mode {
                     Mode::And => {
                         (0..).zip(&rule.parts).all(|(index, part)| part.judge_part(index, cx, visitor))

@@ -191,6 +191,16 @@ fn an_answer_without_addresses_passes_where_the_rule_says_so() {
             assert_eq!([judge(&inside), judge(&outside), judge(&[])], [true, false, accept], "{tag}");
         }
     }
+    // Nor does it reach into logical rules.
+    let logical = LogicalRule { mode: Mode::And, rules: vec![cidr.clone().into()], invert: false };
+    let table = [("logical", vec![logical.into()])];
+    let options = DefaultRule {
+        rule_set: list(&["logical"]),
+        rule_set_ip_cidr_accept_empty: true,
+        ..Default::default()
+    };
+    let rule = Rule::new(options.into(), &mut |tag| id_of(&table, tag)).unwrap();
+    assert!(!rule.matches(&Facts::default(), &self::sets(&table)));
     // A condition of the rule's own is none of a rule-set's.
     let options = DefaultRule { rule_set_ip_cidr_accept_empty: true, ..cidr };
     let rule = Rule::new(options.into(), &mut |tag| id_of(&table, tag)).unwrap();
