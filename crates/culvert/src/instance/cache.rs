@@ -80,7 +80,7 @@ impl Cache {
         self.path != before.path || self.id == before.id
     }
 
-    /// Goes on with the file of the instance before, if it is the same, and with the DNS answers that one has by now. Until
+    /// Goes on with the file of the instance before, if it is the same, after its DNS answers are queued. Until
     /// [`Self::take_over`] it is that one's to close.
     pub(super) fn share(&mut self, before: &Self, dns: &Dns) {
         if self.path == before.path {
