@@ -49,7 +49,10 @@ pub(super) fn build(
     let none = || BuildError::NotBuilt { feature: "inbound type `direct`".to_owned() };
     // A `direct` inbound dials nobody.
     let dialer = |_: &DialOptions| Err::<Dialer, _>(none());
-    let listener = (entry.ok_or_else(none)?.build)(&direct, InboundCx { tag: tag.clone(), dialer: &dialer })?;
+    let listener = (entry.ok_or_else(none)?.build)(
+        &direct,
+        InboundCx { tag: tag.clone(), dialer: &dialer, networks: None, marks: &[] },
+    )?;
     let manager = Arc::new(dns.manager(&tag));
     Ok(Arc::new(Resolved { tag, listener, dns: Arc::clone(dns), manager, serving: Mutex::default() }))
 }
