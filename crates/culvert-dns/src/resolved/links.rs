@@ -218,6 +218,8 @@ mod tests {
         links.change(2, with(&[("", true)], None));
         assert_eq!(links.chosen("other.example", false), Some(2), "all names");
         links.forget(3);
+        assert_eq!(links.chosen("vpn.corp.test", false), Some(2));
+        links.forget(2);
         assert_eq!(links.chosen("vpn.corp.test", false), None);
     }
 

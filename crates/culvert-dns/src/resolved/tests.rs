@@ -20,6 +20,9 @@ use crate::{Client, DefaultOnly, DnsRouter, QueryOptions, RecordType};
 
 const MANAGER: [&str; 3] = [NAME, "/org/freedesktop/resolve1", "org.freedesktop.resolve1.Manager"];
 
+/// How long the bus may take to be there.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// A bus of its own.
 struct Daemon {
     process: Child,
@@ -41,7 +44,7 @@ async fn daemon() -> Option<Daemon> {
     let config = format!(
         r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-BUS Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
         <busconfig><type>system</type><listen>unix:path={}</listen><auth>EXTERNAL</auth>
-        <policy context="default"><allow send_destination="*" eavesdrop="true"/><allow own="*"/><allow user="*"/></policy>
+        <policy context="default"><allow send_destination="*" eavesdrop="true"/><allow receive_sender="*" eavesdrop="true"/><allow own="*"/><allow user="*"/></policy>
         </busconfig>"#,
         socket.display()
     );
@@ -60,9 +63,12 @@ async fn daemon() -> Option<Daemon> {
         }
     };
     let daemon = Daemon { process, socket, _folder: folder };
-    while Bus::connect(&daemon.socket).await.is_err() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let there = async {
+        while Bus::connect(&daemon.socket).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, there).await.expect("dbus-daemon does not come up");
     Some(daemon)
 }
 

@@ -11,6 +11,11 @@
 //! groups join the rule's own by OR, the other items by AND. Any other rule-set is one more condition. Each tag is
 //! judged by itself. (`SURFACE.md` 12.2; with `rule_set_ip_cidr_match_source` the set's `ip_cidr` belongs to the
 //! source group, as probed with 1.14.4.)
+//!
+//! While the addresses of a DNS answer are not there yet, what hangs on them alone is open ([`Verdict::Open`]), and so is
+//! what is made of it, unless the rest decides. A rule matches for the time being unless it cannot match any more.
+//! Conditions on names beside those on addresses, in one group, decide that group then, also where the addresses would
+//! have passed it (probed with 1.14.4 by some hundred rules).
 
 use std::{fmt, sync::Arc};
 
@@ -116,7 +121,7 @@ impl RuleSet {
     pub fn matches(&self, facts: &Facts<'_>) -> bool {
         let view = View::new(facts);
         let cx = Context { view, sets: &[] };
-        self.rules.iter().any(|rule| rule.judge(cx, &mut ()))
+        judge_any(&self.rules, cx, &mut ()).may_match()
     }
 
     /// Heap bytes held by names, AdGuard rules, addresses and descriptions.
@@ -132,14 +137,19 @@ impl RuleSet {
         }
     }
 
-    fn judge<V: Visitor>(&self, cx: Context<'_>, outer: [State; 4], visitor: &mut V) -> bool {
+    fn judge<V: Visitor>(&self, cx: Context<'_>, outer: [State; 4], visitor: &mut V) -> Verdict {
         visitor.event(|| Event::EnterRuleSet { tag: &self.tag, merged: self.merged().is_some() });
-        let matched = match self.merged() {
+        let verdict = match self.merged() {
             Some(rule) => rule.holds(cx, outer, visitor),
-            None => !outer.contains(&State::Missed) && judge_any(&self.rules, cx, visitor),
+            None if outer.contains(&State::Missed) => Verdict::No,
+            None => match judge_any(&self.rules, cx, visitor) {
+                // A name that has matched outside stands for the addresses in here.
+                Verdict::Open if outer[DESTINATION_ADDRESS] == State::Hit => Verdict::Yes,
+                verdict => verdict,
+            },
         };
-        visitor.event(|| Event::LeaveRuleSet { tag: &self.tag, matched });
-        matched
+        visitor.event(|| Event::LeaveRuleSet { tag: &self.tag, matched: verdict.may_match() });
+        verdict
     }
 }
 
@@ -150,11 +160,42 @@ struct Context<'a> {
     sets: &'a [Arc<RuleSet>],
 }
 
+/// What a rule says. The worst decides what all have to say, the best what any may.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Verdict {
+    No,
+    /// The addresses will tell.
+    Open,
+    Yes,
+}
+
+impl Verdict {
+    fn may_match(self) -> bool {
+        self != Self::No
+    }
+
+    fn inverted(self, invert: bool) -> Self {
+        match self {
+            Self::No if invert => Self::Yes,
+            Self::Yes if invert => Self::No,
+            verdict => verdict,
+        }
+    }
+}
+
+impl From<bool> for Verdict {
+    fn from(matched: bool) -> Self {
+        if matched { Self::Yes } else { Self::No }
+    }
+}
+
 /// One of the four groups, of a rule or of a rule and a rule-set merged into it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {
     /// Nothing asked.
     Absent,
+    /// Nothing asked but addresses, which are not there yet.
+    Open,
     /// Asked, not matched.
     Missed,
     /// Matched.
@@ -164,12 +205,12 @@ enum State {
 impl Rule {
     /// Whether the rule matches. Allocates nothing (patterns do on their first use).
     pub fn matches(&self, facts: &Facts<'_>, sets: &RuleSets) -> bool {
-        self.judge(Context { view: View::new(facts), sets: &sets.0 }, &mut ())
+        self.judge(Context { view: View::new(facts), sets: &sets.0 }, &mut ()).may_match()
     }
 
     /// The same verdict by the same code, telling `visitor` what was looked at on the way.
     pub fn explain<V: Visitor>(&self, facts: &Facts<'_>, sets: &RuleSets, visitor: &mut V) -> bool {
-        self.judge(Context { view: View::new(facts), sets: &sets.0 }, visitor)
+        self.judge(Context { view: View::new(facts), sets: &sets.0 }, visitor).may_match()
     }
 
     /// Calls `visit` with every item, those of parts included.
@@ -188,39 +229,26 @@ impl Rule {
         }
     }
 
-    fn judge<V: Visitor>(&self, cx: Context<'_>, visitor: &mut V) -> bool {
+    fn judge<V: Visitor>(&self, cx: Context<'_>, visitor: &mut V) -> Verdict {
         match &self.0 {
             Kind::Default(rule) => rule.judge(cx, visitor),
             Kind::Logical(rule) => {
-                if rule.invert && cx.view.facts.addresses_pending && self.waits_for_addresses(cx.sets) {
-                    return true;
-                }
                 // Its parts know nothing of it (sing-box 1.14.4).
                 let cx = Context { view: View { accept_empty: false, ..cx.view }, ..cx };
-                let matched = match rule.mode {
-                    Mode::And => {
-                        (0..).zip(&rule.parts).all(|(index, part)| part.judge_part(index, cx, visitor))
-                    }
+                let verdict = match rule.mode {
+                    Mode::And => judge_all(&rule.parts, cx, visitor),
                     Mode::Or => judge_any(&rule.parts, cx, visitor),
                 };
-                matched != rule.invert
+                verdict.inverted(rule.invert)
             }
         }
     }
 
-    fn judge_part<V: Visitor>(&self, index: usize, cx: Context<'_>, visitor: &mut V) -> bool {
+    fn judge_part<V: Visitor>(&self, index: usize, cx: Context<'_>, visitor: &mut V) -> Verdict {
         visitor.event(|| Event::EnterPart { index, rule: self });
-        let matched = self.judge(cx, visitor);
-        visitor.event(|| Event::LeavePart { index, matched });
-        matched
-    }
-
-    /// Whether the verdict depends on destination addresses.
-    fn waits_for_addresses(&self, sets: &[Arc<RuleSet>]) -> bool {
-        match &self.0 {
-            Kind::Default(rule) => rule.depends_on_addresses(sets),
-            Kind::Logical(rule) => rule.parts.iter().any(|part| part.waits_for_addresses(sets)),
-        }
+        let verdict = self.judge(cx, visitor);
+        visitor.event(|| Event::LeavePart { index, matched: verdict.may_match() });
+        verdict
     }
 
     fn heap_size(&self) -> usize {
@@ -231,28 +259,41 @@ impl Rule {
     }
 }
 
-fn judge_any<V: Visitor>(rules: &[Rule], cx: Context<'_>, visitor: &mut V) -> bool {
-    (0..).zip(rules).any(|(index, rule)| rule.judge_part(index, cx, visitor))
+fn judge_all<V: Visitor>(rules: &[Rule], cx: Context<'_>, visitor: &mut V) -> Verdict {
+    let mut all = Verdict::Yes;
+    for (index, rule) in (0..).zip(rules) {
+        all = all.min(rule.judge_part(index, cx, visitor));
+        if all == Verdict::No {
+            break;
+        }
+    }
+    all
+}
+
+fn judge_any<V: Visitor>(rules: &[Rule], cx: Context<'_>, visitor: &mut V) -> Verdict {
+    let mut any = Verdict::No;
+    for (index, rule) in (0..).zip(rules) {
+        any = any.max(rule.judge_part(index, cx, visitor));
+        if any == Verdict::Yes {
+            break;
+        }
+    }
+    any
 }
 
 impl Default {
-    fn judge<V: Visitor>(&self, mut cx: Context<'_>, visitor: &mut V) -> bool {
+    fn judge<V: Visitor>(&self, mut cx: Context<'_>, visitor: &mut V) -> Verdict {
         if self.matches_everything() {
-            return true;
+            return Verdict::Yes;
         }
         if let Some(which) = &self.response {
             match cx.view.of_response(which) {
                 Some(view) => cx.view = view,
                 // Not even an inverted rule matches on an answer that is not there.
-                None => return false,
+                None => return Verdict::No,
             }
         }
-        // What is turned around may still match, whatever else is known.
-        let may_turn = self.invert && cx.view.facts.addresses_pending && self.depends_on_addresses(cx.sets);
-        if may_turn || self.waits(cx.view) {
-            return true;
-        }
-        self.holds(cx, [State::Absent; 4], visitor) != self.invert
+        self.holds(cx, [State::Absent; 4], visitor).inverted(self.invert)
     }
 
     /// No conditions: `invert` has nothing to turn around.
@@ -260,42 +301,40 @@ impl Default {
         self.items().next().is_none() && self.rule_sets.is_none() && self.response.is_none()
     }
 
-    /// Nothing but address conditions, and no address yet.
-    fn waits(&self, view: View<'_>) -> bool {
-        let groups = &self.groups;
-        view.facts.addresses_pending
-            && self.others.is_empty()
-            && self.rule_sets.is_none()
-            && groups.source_address.is_empty()
-            && groups.source_port.is_empty()
-            && groups.destination_address.is_empty()
-            && groups.destination_port.is_empty()
-    }
-
     /// The AND, with the groups of a rule that refers to this one's rule-set.
-    fn holds<V: Visitor>(&self, cx: Context<'_>, outer: [State; 4], visitor: &mut V) -> bool {
+    fn holds<V: Visitor>(&self, cx: Context<'_>, outer: [State; 4], visitor: &mut V) -> Verdict {
         let view = &cx.view;
         if !self.others.iter().all(|item| test(item, view, visitor)) {
-            return false;
+            return Verdict::No;
         }
-        let Some(reference) = &self.rule_sets else {
-            return GROUPS
-                .iter()
-                .zip(outer)
-                .all(|(group, outer)| self.group(*group, outer, view, visitor) != State::Missed);
-        };
         let mut states = outer;
+        let mut own = Verdict::Yes;
         for (state, group) in states.iter_mut().zip(GROUPS) {
             *state = self.group(group, *state, view, visitor);
+            match state {
+                // A rule-set may still hit it.
+                State::Missed if self.rule_sets.is_none() => return Verdict::No,
+                State::Open => own = Verdict::Open,
+                State::Missed | State::Absent | State::Hit => {}
+            }
         }
+        let Some(reference) = &self.rule_sets else { return own };
         let (match_source, accept_empty) = (reference.match_source, reference.accept_empty);
         let cx = Context { view: View { match_source, accept_empty, ..cx.view }, ..cx };
-        let matched = reference
-            .sets
-            .iter()
-            .any(|id| cx.sets.get(id.0 as usize).is_some_and(|set| set.judge(cx, states, visitor)));
-        visitor.event(|| Event::RuleSets { text: &reference.text, matched });
-        matched
+        let mut by_sets = Verdict::No;
+        for set in reference.sets.iter().filter_map(|id| cx.sets.get(id.0 as usize)) {
+            // What is open by itself is so with a set too, unless one that is merged decides it.
+            let verdict = match set.judge(cx, states, visitor) {
+                Verdict::Yes if set.merged().is_none() => own,
+                verdict => verdict,
+            };
+            by_sets = by_sets.max(verdict);
+            if by_sets == Verdict::Yes {
+                break;
+            }
+        }
+        visitor.event(|| Event::RuleSets { text: &reference.text, matched: by_sets.may_match() });
+        by_sets
     }
 
     fn group<V: Visitor>(&self, group: Group, outer: State, view: &View<'_>, visitor: &mut V) -> State {
@@ -308,11 +347,18 @@ impl Default {
         let (first, second): (&[Item], &[Item]) = match group {
             Group::DestinationPort => (&groups.destination_port, &[]),
             Group::SourcePort => (&groups.source_port, &[]),
-            Group::SourceAddress if view.match_source && !pending => {
-                (&groups.source_address, &groups.destination_ip)
-            }
+            Group::SourceAddress if view.match_source => (&groups.source_address, &groups.destination_ip),
             Group::SourceAddress => (&groups.source_address, &[]),
-            Group::DestinationAddress if view.match_source || pending => (&groups.destination_address, &[]),
+            Group::DestinationAddress if view.match_source => (&groups.destination_address, &[]),
+            Group::DestinationAddress if pending => {
+                let is_open = groups.destination_address.is_empty()
+                    && !groups.destination_ip.is_empty()
+                    && outer == State::Absent;
+                if is_open {
+                    return State::Open;
+                }
+                (&groups.destination_address, &[])
+            }
             Group::DestinationAddress => (&groups.destination_address, &groups.destination_ip),
         };
         if first.is_empty() && second.is_empty() {
@@ -338,16 +384,7 @@ impl Default {
         lists.into_iter().flatten()
     }
 
-    /// Whether its own conditions or those of rule-sets look at destination addresses.
-    fn depends_on_addresses(&self, sets: &[Arc<RuleSet>]) -> bool {
-        let by_set = |reference: &SetReference| {
-            let mut used = reference.sets.iter().filter_map(|id| sets.get(id.0 as usize));
-            !reference.match_source
-                && used.any(|set| set.rules.iter().any(|rule| rule.waits_for_addresses(sets)))
-        };
-        self.waits_for_addresses() || self.rule_sets.as_deref().is_some_and(by_set)
-    }
-
+    /// Whether it looks at destination addresses by itself.
     pub(super) fn waits_for_addresses(&self) -> bool {
         !self.groups.destination_ip.is_empty()
     }
@@ -356,6 +393,8 @@ impl Default {
 /// The groups, cheapest first.
 const GROUPS: [Group; 4] =
     [Group::DestinationPort, Group::SourcePort, Group::SourceAddress, Group::DestinationAddress];
+/// Where the group of destination addresses is among them.
+const DESTINATION_ADDRESS: usize = 3;
 
 #[derive(Clone, Copy)]
 enum Group {

@@ -306,7 +306,8 @@ fn answers_and_rejections_outlive_the_program() {
                 ],
                 "rules": [
                     { "domain": "kept.test", "server": "up" },
-                    { "domain": "other.test", "ip_cidr": "10.0.0.0/8", "server": "up", "rewrite_ttl": 0 }
+                    // Beside a domain the addresses would not count (sing-box 1.14.4).
+                    { "source_ip_cidr": "127.0.0.1", "ip_cidr": "10.0.0.0/8", "server": "up", "rewrite_ttl": 0 }
                 ],
                 "final": "hosts"
             },

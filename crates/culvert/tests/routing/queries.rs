@@ -15,6 +15,8 @@ const SERVERS: usize = 3;
 const QUERIES: usize = 50;
 /// Longest wait for an answer of servers without a network.
 const SILENCE: Duration = Duration::from_millis(400);
+/// The same where one of the programs has been silent and the other has not.
+const LONG_SILENCE: Duration = Duration::from_secs(10);
 
 /// What the configurations of a round may use.
 #[derive(Clone, Copy, PartialEq)]
@@ -191,10 +193,17 @@ async fn round(ours: &Program, theirs: &Program, mode: Mode, seed: u64) -> Resul
         let (name, kind) = (*dice.pick(&NAMES), *dice.pick(&[1, 28]));
         let source = Ipv4Addr::new(127, 0, 0, 1 + dice.below(4) as u8);
         let [(our_peer, our_port), (their_peer, their_port)] = &listening[..] else { unreachable!() };
-        let (our, their) = tokio::try_join!(
-            ask(our_port.v4(), source, name, kind, SILENCE),
-            ask(their_port.v4(), source, name, kind, SILENCE)
-        )?;
+        let both = async |patience| {
+            tokio::try_join!(
+                ask(our_port.v4(), source, name, kind, patience),
+                ask(their_port.v4(), source, name, kind, patience)
+            )
+        };
+        let (mut our, mut their) = both(SILENCE).await?;
+        if comparable(our.clone()) != comparable(their.clone()) {
+            // Who was slow is not silent.
+            (our, their) = both(LONG_SILENCE).await?;
+        }
         ensure!(
             comparable(our.clone()) == comparable(their.clone()),
             "seed {seed}, {name} {kind} from {source}\nours: {our:?}\ntheirs: {their:?}\nrules: {:#}\nsets: {:#}\n--- ours\n{}\n--- theirs\n{}",
