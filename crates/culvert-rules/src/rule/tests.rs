@@ -455,7 +455,7 @@ fn inverted_rules_wait_for_addresses_whatever_else_they_look_at() {
     assert!(judge(inverted(refer("one")).into()));
     assert!(judge(inverted(refer("two")).into()));
     assert!(judge(refer("turned").into()));
-    assert!(judge(logical(vec![cidr.clone().into(), port.clone().into()], true)));
+    assert!(judge(logical(vec![cidr.into(), port.clone().into()], true)));
     assert!(judge(logical(vec![inverted(with_port).into()], false)));
     // Without addresses in it a rule is judged at once.
     assert!(!judge(inverted(port.clone()).into()));
@@ -463,6 +463,69 @@ fn inverted_rules_wait_for_addresses_whatever_else_they_look_at() {
     let from_source = DefaultRule { rule_set_ip_cidr_match_source: true, ..refer("two") };
     assert!(judge(inverted(from_source).into()), "the source is in no set");
     assert!(!judge(logical(vec![port.into()], true)));
+}
+
+/// Probed with sing-box 1.14.4, as above.
+#[test]
+fn what_a_name_decides_waits_for_no_addresses() {
+    let cidr = DefaultRule { ip_cidr: list(&["10.0.0.0/8"]), ..Default::default() };
+    let name = DefaultRule { domain: list(&["a"]), ..Default::default() };
+    let both = DefaultRule { domain: list(&["a"]), ..cidr.clone() };
+    let source = DefaultRule { source_ip_cidr: list(&["127.0.0.1"]), ..Default::default() };
+    let logical =
+        |mode, rules: Vec<RuleOptions>, invert| -> RuleOptions { LogicalRule { mode, rules, invert }.into() };
+    let parts = || vec![cidr.clone().into(), name.clone().into()];
+    let table = [
+        ("addresses", vec![cidr.clone().into()]),
+        ("opaque", vec![cidr.clone().into(), domain("z").into()]),
+        ("both", vec![both.clone().into()]),
+        ("all", vec![logical(Mode::And, parts(), false)]),
+        ("not_all", vec![logical(Mode::And, parts(), true)]),
+        ("turned", vec![DefaultRule { invert: true, ..both.clone() }.into()]),
+    ];
+    let sets = sets(&table);
+    let inverted = |rule: &DefaultRule| DefaultRule { invert: true, ..rule.clone() };
+    let refer = |tag: &str| DefaultRule { rule_set: list(&[tag]), ..Default::default() };
+    let named = |tag: &str| DefaultRule { domain: list(&["a"]), ..refer(tag) };
+    // With the name `a`, and with another one.
+    let cases: [(&str, RuleOptions, [bool; 2]); 13] = [
+        ("a name beside addresses", inverted(&both).into(), [false, true]),
+        ("a set of both", inverted(&refer("both")).into(), [false, true]),
+        ("a name outside", inverted(&named("addresses")).into(), [false, true]),
+        ("a name outside an opaque set", inverted(&named("opaque")).into(), [false, true]),
+        ("a name outside a logical set", inverted(&named("all")).into(), [false, true]),
+        ("an opaque set", inverted(&refer("opaque")).into(), [true, true]),
+        ("an inverted set of all", inverted(&refer("not_all")).into(), [true, false]),
+        ("an inverted set of both", inverted(&refer("turned")).into(), [true, false]),
+        ("none of two", logical(Mode::Or, parts(), true), [false, true]),
+        ("not both of two", logical(Mode::And, parts(), true), [true, true]),
+        (
+            "neither",
+            logical(Mode::Or, vec![cidr.clone().into(), source.clone().into()], true),
+            [false, false],
+        ),
+        (
+            "not both inside",
+            logical(Mode::And, vec![inverted(&both).into(), source.into()], true),
+            [true, false],
+        ),
+        (
+            "opaque or a name",
+            logical(Mode::Or, vec![refer("opaque").into(), name.clone().into()], true),
+            [false, true],
+        ),
+    ];
+    for (what, options, expected) in cases {
+        let rule = Rule::new(options, &mut |tag| id_of(&table, tag)).unwrap();
+        let judge = |domain| {
+            let source = Some(ip("127.0.0.1"));
+            rule.matches(
+                &Facts { addresses_pending: true, domain: Some(domain), source, ..Default::default() },
+                &sets,
+            )
+        };
+        assert_eq!([judge("a"), judge("b")], expected, "{what}");
+    }
 }
 
 #[test]

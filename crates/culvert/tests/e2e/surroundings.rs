@@ -73,6 +73,17 @@ fn neighbours_are_known_by_their_cards_and_names() {
     });
 }
 
+/// Two links, `d1` and `d2`, into which nothing goes by itself, and from which nothing comes.
+fn links() {
+    for name in ["d1", "d2"] {
+        sh(&format!(
+            "ip link del {name} 2>/dev/null; ip link add {name} type veth peer name {name}p; \
+            sysctl -qw net.ipv6.conf.{name}.disable_ipv6=1 net.ipv6.conf.{name}p.disable_ipv6=1; \
+            ip link set {name} arp off; ip link set {name}p up; ip link set {name} up"
+        ));
+    }
+}
+
 /// Waits until connections are let in, or not any more.
 async fn until(what: &str, expected: bool, mut found: impl FnMut() -> bool) -> Result {
     let begun = Instant::now();
@@ -87,9 +98,8 @@ async fn until(what: &str, expected: bool, mut found: impl FnMut() -> bool) -> R
 fn rules_follow_the_interfaces() {
     alone("surroundings::rules_follow_the_interfaces", || async {
         let (client, origin, port) = (Client::new(), Origin::start().await?, Port::reserve()?);
-        sh(
-            "ip link add d1 type dummy; ip address add 10.1.0.2/24 dev d1; ip link set d1 up; ip link add d2 type dummy; ip link set d2 up",
-        );
+        links();
+        sh("ip address add 10.1.0.2/24 dev d1");
         sh("ip route add default dev d1");
         let rule = json!({ "default_interface_address": "10.2.0.0/24" });
         let config = forwarder(&port, &origin, rule, json!({ "auto_detect_interface": false }));
@@ -124,10 +134,8 @@ fn sockets_leave_by_the_interface_of_the_default_route() {
 
 async fn leave_by_default(side: Side) -> Result {
     let Some(program) = side.program() else { return Ok(()) };
-    sh(
-        "ip link del d1 2>/dev/null; ip link del d2 2>/dev/null; ip link add d1 type dummy; ip link add d2 type dummy; \
-        ip address add 10.1.0.2/24 dev d1; ip address add 10.2.0.2/24 dev d2; ip link set d1 up; ip link set d2 up",
-    );
+    links();
+    sh("ip address add 10.1.0.2/24 dev d1; ip address add 10.2.0.2/24 dev d2");
     // The default route is that of d1; what nobody binds goes another way, as into a TUN device.
     sh("ip route add default dev d1; ip route replace default dev d2 table 100; \
         ip rule del pref 5 2>/dev/null; ip rule add pref 5 to 203.0.113.0/24 lookup 100");
