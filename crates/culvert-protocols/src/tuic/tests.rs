@@ -296,10 +296,10 @@ fn has_early_data(datagram: &[u8]) -> bool {
         skip(&mut reader);
         skip(&mut reader);
         if kind == INITIAL {
-            let token = crate::h3::take_varint(&mut reader).unwrap();
+            let token = culvert_quic::h3::take_varint(&mut reader).unwrap();
             reader.take(token as usize).unwrap();
         }
-        let len = crate::h3::take_varint(&mut reader).unwrap() as usize;
+        let len = culvert_quic::h3::take_varint(&mut reader).unwrap() as usize;
         let at = 5 + reader.position() + len;
         rest = rest.get(at..).unwrap_or_default();
     }
