@@ -271,7 +271,7 @@ fn datagrams_in_spells_all_arrive() {
 }
 
 /// A Python that has aioquic, if the tests were given one.
-fn aioquic() -> Option<String> {
+pub(crate) fn aioquic() -> Option<String> {
     let python = std::env::var("AIOQUIC_PYTHON").ok();
     if python.is_none() {
         eprintln!("skipped: AIOQUIC_PYTHON names no Python with aioquic");

@@ -1,4 +1,5 @@
 //! DNS servers of every kind against Debian's unbound, asked by dig: the answers that sing-box has from the same server.
+//! Over QUIC unbound stands behind aioquic.
 
 use std::process::Command;
 
@@ -9,6 +10,8 @@ use culvert_testkit::temp::TempDir;
 use culvert_testkit::{Result, ensure};
 use serde_json::{Value, json};
 
+use crate::quic::aioquic;
+use crate::wireguard::{self, default_route};
 use crate::{Side, run};
 
 /// A name server with a zone of its own.
@@ -63,6 +66,7 @@ impl Unbound {
         }
         for number in 0..120 {
             config += &format!(" local-data: 'big.test. 300 A 192.0.{}.{}'\n", number / 100, number % 100);
+            config += &format!(" local-data: 'n{number}.test. 300 A 192.0.2.{number}'\n");
         }
         config += "remote-control:\n control-enable: no\n";
         let path = directory.write("unbound.conf", config)?;
@@ -82,13 +86,49 @@ impl Unbound {
             "https" => &self.https,
             _ => &self.plain,
         };
+        self.at(kind, port)
+    }
+
+    /// The same behind another port.
+    fn at(&self, kind: &str, port: &Port) -> Value {
         let mut server =
             json!({ "type": kind, "tag": "up", "server": "127.0.0.1", "server_port": port.number() });
-        if matches!(kind, "tls" | "https") {
+        if !matches!(kind, "udp" | "tcp") {
             let certificate: Vec<_> = self.certificate.certificate.lines().collect();
             server["tls"] = json!({ "enabled": true, "server_name": "ns.test", "certificate": certificate });
         }
         server
+    }
+}
+
+/// A server of HTTP/3 and of DNS over QUIC before it, which is aioquic's.
+struct OverQuic {
+    _peer: Peer,
+    port: Port,
+}
+
+impl OverQuic {
+    async fn start(unbound: &Unbound) -> Result<Option<Self>> {
+        let Some(python) = aioquic() else { return Ok(None) };
+        let directory = TempDir::new()?;
+        let script = directory.write("dns_over_quic.py", include_str!("dns_over_quic.py"))?;
+        let key = directory.write("key.pem", &unbound.certificate.key)?;
+        let chain = directory.write("certificate.pem", &unbound.certificate.certificate)?;
+        let port = Port::reserve()?;
+        let arguments = [
+            python,
+            script.display().to_string(),
+            port.number().to_string(),
+            unbound.plain.number().to_string(),
+            chain.display().to_string(),
+            key.display().to_string(),
+        ];
+        let peer = Program::named("env")
+            .launch(arguments.iter().map(String::as_str))
+            .directory(directory.path())
+            .spawn()?;
+        peer.log().line(|line| line.contains("ready")).await?;
+        Ok(Some(Self { _peer: peer, port }))
     }
 }
 
@@ -147,13 +187,19 @@ fn every_kind_of_server_gives_the_answers_of_unbound() {
             &["big.test", "A", "+tcp"],
             &["big.test", "A", "+bufsize=4096"],
         ];
-        for kind in ["udp", "tcp", "tls", "https"] {
+        let over_quic = OverQuic::start(&unbound).await?;
+        for kind in ["udp", "tcp", "tls", "https", "quic", "h3"] {
+            let server = match (kind, &over_quic) {
+                ("quic" | "h3", Some(front)) => unbound.at(kind, &front.port),
+                ("quic" | "h3", None) => continue,
+                _ => unbound.server(kind),
+            };
             let mut answers = Vec::new();
             for program in [&ours, &theirs] {
                 let port = Port::reserve()?;
                 let config = json!({
                     "log": { "level": "debug" },
-                    "dns": { "servers": [unbound.server(kind)] },
+                    "dns": { "servers": [server] },
                     "inbounds": [{ "type": "direct", "tag": "in", "listen": "127.0.0.1", "listen_port": port.number() }],
                     "route": { "rules": [{ "action": "hijack-dns" }] }
                 });
@@ -216,6 +262,98 @@ fn strangers_certificates_are_not_believed() {
             let said = dig(&port, &["a.test", "A"])?;
             ensure!(said == ["SERVFAIL"], "{kind}: {said:?}");
             peer.stop().await?;
+        }
+        Ok(())
+    });
+}
+
+/// D22: the packets of QUIC that begin a connection do not fit into the tunnel at once.
+#[test]
+fn http_3_through_wireguard_answers_whatever_the_mtu() {
+    run(async {
+        let (Some(ours), Some(theirs)) = (Side::Culvert.program(), Side::SingBox.program()) else {
+            return Ok(());
+        };
+        let Some(unbound) = Unbound::start().await? else { return Ok(()) };
+        let Some(front) = OverQuic::start(&unbound).await? else { return Ok(()) };
+        default_route();
+        for (mtu, far) in [(1200, &ours), (1280, &theirs), (1408, &ours)] {
+            let (outer, at_server) = (Port::reserve()?, Port::reserve()?);
+            let listen = json!({ "listen_port": outer.number(), "mtu": mtu });
+            let mut server = far.serve(&wireguard::config(wireguard::SERVER, &at_server, listen)).await?;
+            let (port, at_client) = (Port::reserve()?, Port::reserve()?);
+            let endpoint = json!({ "peer_address": "127.0.0.1", "peer_port": outer.number(), "mtu": mtu });
+            let mut config = wireguard::config(wireguard::CLIENT, &at_client, endpoint);
+            let mut up = unbound.at("h3", &front.port);
+            up["server"] = "10.9.0.1".into();
+            up["detour"] = "wg".into();
+            config["dns"] = json!({ "servers": [up] });
+            config["inbounds"] = json!([
+                { "type": "direct", "tag": "dns", "listen": "127.0.0.1", "listen_port": port.number() }
+            ]);
+            config["route"] = json!({ "rules": [{ "action": "hijack-dns" }] });
+            let mut client = ours.serve(&config).await?;
+            let said = dig(&port, &["a.test", "A"])?;
+            let expected = ["NOERROR", "a.test. IN A 192.0.2.1", "a.test. IN A 192.0.2.2"];
+            ensure!(said == expected, "{mtu}: {said:?}\n{}", client.log().tail(10));
+            ensure!(dig(&port, &["big.test", "A", "+tcp"])?.len() == 121, "{mtu}: not all records");
+            client.stop().await?;
+            server.stop().await?;
+        }
+        Ok(())
+    });
+}
+
+/// U10: many questions at once, over a connection that stands for datagrams.
+#[test]
+fn a_hundred_questions_at_once_over_datagrams_in_a_stream() {
+    run(async {
+        let Some(ours) = Side::Culvert.program() else { return Ok(()) };
+        let Some(unbound) = Unbound::start().await? else { return Ok(()) };
+        for far in [Side::Culvert, Side::SingBox] {
+            let Some(far) = far.program() else { continue };
+            for version in [1, 2] {
+                let (port, relay) = (Port::reserve()?, Port::reserve()?);
+                let mut server = far
+                    .serve(&json!({
+                        "inbounds": [{ "type": "socks", "listen": "127.0.0.1", "listen_port": relay.number() }],
+                        "outbounds": [{ "type": "direct" }]
+                    }))
+                    .await?;
+                let mut up = unbound.server("udp");
+                up["detour"] = "relay".into();
+                let mut client = ours
+                    .serve(&json!({
+                        "log": { "level": "debug" },
+                        "dns": { "servers": [up] },
+                        "inbounds": [{ "type": "direct", "listen": "127.0.0.1", "listen_port": port.number() }],
+                        "outbounds": [{
+                            "type": "socks", "tag": "relay", "server": "127.0.0.1",
+                            "server_port": relay.number(),
+                            "udp_over_tcp": { "enabled": true, "version": version }
+                        }],
+                        "route": { "rules": [{ "action": "hijack-dns" }] }
+                    }))
+                    .await?;
+                let port = std::sync::Arc::new(port);
+                let mut crowd = tokio::task::JoinSet::new();
+                for number in 0..100 {
+                    let port = std::sync::Arc::clone(&port);
+                    crowd.spawn_blocking(move || {
+                        let said = dig(&port, &[&format!("n{number}.test"), "A"])?;
+                        let record = format!("n{number}.test. IN A 192.0.2.{number}");
+                        ensure!(said == ["NOERROR", &record], "{number}: {said:?}");
+                        Result::<()>::Ok(())
+                    });
+                }
+                while let Some(asked) = crowd.join_next().await {
+                    asked?.map_err(|error| {
+                        format!("{} version {version}: {error}\n{}", far.name(), client.log().tail(10))
+                    })?;
+                }
+                client.stop().await?;
+                server.stop().await?;
+            }
         }
         Ok(())
     });

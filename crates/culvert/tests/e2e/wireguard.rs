@@ -28,8 +28,8 @@ use crate::{Side, culvert, run};
 const STEP: Duration = Duration::from_secs(20);
 
 // The keys of the vectors: private 00.., 20.., shared 40...
-const SERVER: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const CLIENT: &str = "ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
+pub(crate) const SERVER: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+pub(crate) const CLIENT: &str = "ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
 const SHARED: &str = "QEFCQ0RFRkdISUpLTE1OT1BRUlNUVVZXWFlaW1xdXl8=";
 
 fn public(private: &str) -> String {
@@ -42,7 +42,7 @@ fn public(private: &str) -> String {
 }
 
 /// One of the two proxies.
-fn config(own: &str, mixed: &Port, endpoint: Value) -> Value {
+pub(crate) fn config(own: &str, mixed: &Port, endpoint: Value) -> Value {
     let (other, addresses, theirs) = match own {
         SERVER => (CLIENT, ["10.9.0.1/32", "fd09::1/128"], ["10.9.0.2/32", "fd09::2/128"]),
         _ => (SERVER, ["10.9.0.2/32", "fd09::2/128"], ["10.9.0.0/24", "fd09::/64"]),
@@ -68,7 +68,7 @@ fn config(own: &str, mixed: &Port, endpoint: Value) -> Value {
 }
 
 /// sing-box holds its endpoints still where the system has no default route, as in a network that a test has for itself.
-fn default_route() {
+pub(crate) fn default_route() {
     if ip("-o link show").lines().count() > 1 {
         return; // it is the machine's
     }
