@@ -270,6 +270,42 @@ fn datagrams_in_spells_all_arrive() {
     });
 }
 
+/// N11: who sniffs behind the tunnel sees whole datagrams.
+#[test]
+fn datagrams_that_were_sent_in_pieces_are_sniffed_whole() {
+    /// Longer than a packet on a path that is not known yet.
+    const LENGTH: usize = 4_000;
+    run(async {
+        let text = include_str!("../../../culvert-rules/src/sniff/vectors/rfc9001-a2.hex");
+        let digits: Vec<u8> =
+            text.lines().filter(|line| !line.starts_with('#')).flat_map(str::bytes).collect();
+        let byte = |two: &[u8]| Ok(u8::from_str_radix(std::str::from_utf8(two)?, 16)?);
+        let mut initial = digits.chunks(2).map(byte).collect::<Result<Vec<_>>>()?;
+        ensure!(initial.len() == 1200, "{} bytes", initial.len());
+        initial.resize(LENGTH, 0);
+        let [hysteria2, tuic, hysteria, _] = protocols();
+        for (name, outbound, inbound) in [hysteria2, tuic, hysteria] {
+            let mut pair = Pair::start(culvert(), outbound, inbound).await?;
+            pair.config["route"] = json!({
+                "rules": [
+                    { "action": "sniff" },
+                    { "protocol": "quic", "domain": "example.com", "outbound": "out" },
+                    { "action": "reject", "method": "drop" }
+                ]
+            });
+            pair.config["outbounds"] = json!([{ "type": "direct", "tag": "out" }]);
+            let _server = pair.serve().await?;
+            let association = Association::open(pair.entry.v4(), None).await?;
+            let target: Target = pair.origin.port().v4().into();
+            association.send_to(&target, &initial).await?;
+            let came = tokio::time::timeout(STEP, association.recv()).await;
+            let (_, got) = came.map_err(|_| format!("{name}: not let through"))??;
+            ensure!(got == initial, "{name}: other bytes come back");
+        }
+        Ok(())
+    });
+}
+
 /// A Python that has aioquic, if the tests were given one.
 pub(crate) fn aioquic() -> Option<String> {
     let python = std::env::var("AIOQUIC_PYTHON").ok();

@@ -187,6 +187,35 @@ fn lists_are_fetched_by_whom_the_options_name() {
     });
 }
 
+/// G5: the group looks for its best member by a page of the same server, and the rules wait for the set.
+#[test]
+fn a_list_is_fetched_by_a_group_that_knows_nothing_yet() {
+    run(async {
+        let (a, b) = (Exit::start("a").await?, Exit::start("b").await?);
+        for kind in ["urltest", "selector", "fallback", "load-balance"] {
+            let lists = Lists::start(list("one.test")).await?;
+            let directory = TempDir::new()?;
+            let set = json!({ "url": lists.url("set.json"), "download_detour": "group" });
+            let mut config = config([&a, &b], set, Some(&directory));
+            let mut group = json!({ "type": kind, "tag": "group", "outbounds": ["dead", "out"] });
+            match kind {
+                "urltest" => group["url"] = lists.url("page").into(),
+                "selector" => group["default"] = "out".into(),
+                _ => {}
+            }
+            let outbounds = config["outbounds"].as_array_mut().unwrap();
+            outbounds.push(group);
+            outbounds
+                .push(json!({ "type": "socks", "tag": "dead", "server": "127.0.0.1", "server_port": 1 }));
+            let starting = tokio::time::timeout(PATIENCE, start(&config));
+            let (instance, proxy) = starting.await.map_err(|_| format!("{kind}: hangs at the start"))??;
+            until(kind, async || is_in(proxy, "one.test").await).await?;
+            close(instance).await;
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn wrong_urls_are_refused() {
     let set = json!([{ "type": "remote", "tag": "r", "url": "ftp://a.test/r.srs" }]);
