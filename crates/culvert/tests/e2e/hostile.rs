@@ -436,6 +436,48 @@ fn datagrams_from_everywhere_leave_room_for_streams() {
     });
 }
 
+/// U8: a flood from sources without number takes the memory and the descriptors that are set aside for it, and gives both
+/// back.
+#[test]
+fn a_hundred_thousand_sources_of_datagrams_take_what_there_is_for_them() {
+    /// What may be there more than before while it lasts, and afterwards.
+    const DURING: u64 = 64 << 20;
+    const AFTER: u64 = 16 << 20;
+    run(async {
+        let program = culvert();
+        let sink = UdpSocket::bind(("127.0.0.1", 0)).await?;
+        let inbound = json!({
+            "type": "direct", "override_address": "127.0.0.1", "override_port": sink.local_addr()?.port(),
+            "udp_timeout": "2s"
+        });
+        let proxy = Proxy::limited(&program, inbound, json!({ "type": "direct" }), Some(4096)).await?;
+        let (before, address) = (proxy.usage()?, proxy.address());
+        for group in 0..100u8 {
+            let flood = move || {
+                for number in 0..1000u16 {
+                    let source = std::net::Ipv4Addr::new(127, 1 + group, (number >> 8) as u8, number as u8);
+                    std::net::UdpSocket::bind((source, 0))?.send_to(&[0; 1000], address)?;
+                }
+                std::io::Result::Ok(())
+            };
+            tokio::task::spawn_blocking(flood).await??;
+            let usage = proxy.usage()?;
+            ensure!(usage.descriptors <= 4096, "{} descriptors", usage.descriptors);
+            let grown = usage.memory.saturating_sub(before.memory);
+            ensure!(grown < DURING, "{grown} bytes more after {group} thousand sources");
+        }
+        let (length, _) = tokio::time::timeout(STEP, sink.recv_from(&mut [0; 2000])).await??;
+        ensure!(length == 1000, "{length} bytes came out");
+        proxy.descriptors_fall_to(before.descriptors + ALLOWANCE).await?;
+        let begun = Instant::now();
+        while proxy.usage()?.memory > before.memory + AFTER {
+            ensure!(begun.elapsed() < STEP, "{} bytes stay", proxy.usage()?.memory - before.memory);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    });
+}
+
 /// Kept connections between two requests leave descriptors for those who have something to say.
 #[test]
 fn idle_kept_connections_make_room() {
