@@ -29,6 +29,14 @@ impl Keywords {
         })
     }
 
+    /// The keyword, if there is but one.
+    pub(crate) fn only(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Search::One(finder) => Some(finder.needle()),
+            Search::Many(_) | Search::Each(_) => None,
+        }
+    }
+
     /// Whether any keyword occurs in `name`. The empty name never matches.
     pub fn is_match(&self, name: &str) -> bool {
         !name.is_empty()

@@ -912,9 +912,28 @@ fn the_index_leaves_out_only_what_does_not_match() {
             TAGS.iter().map(|tag| (*tag, vec![dice.rule(&[], 0)])).collect();
         let built = sets(&table);
         let build = |options| Rule::new(options, &mut |tag| id_of(&table, tag)).unwrap();
-        let rules: Vec<Rule> = (0..40)
+        let rules: Vec<Rule> = (0..80)
             .map(|_| match dice.below(3) {
                 0 => build(dice.rule(&TAGS, 2)),
+                1 if dice.below(2) == 0 => {
+                    let invert = dice.below(9) == 0;
+                    let one = match dice.below(3) {
+                        0 => DefaultRule {
+                            ip_cidr: dice.texts(&["10.0.0.0/8", "192.0.2.0/24"]),
+                            ..Default::default()
+                        },
+                        1 => {
+                            let words = dice.texts(&["x", "y"]);
+                            let domain_suffix = dice.texts(&["x", ".y"]);
+                            DefaultRule { domain_keyword: words, domain_suffix, ..Default::default() }
+                        }
+                        _ => {
+                            let word = ["a", "b.", ".x", "y", "w.a", "zz"][dice.below(6)];
+                            DefaultRule { domain_keyword: list(&[word]), ..Default::default() }
+                        }
+                    };
+                    build(DefaultRule { invert, ..one }.into())
+                }
                 _ => {
                     let domain = list(&[["a.x", "b.y", "x"][dice.below(3)]]);
                     let domain_suffix = dice.texts(&["x", ".y", ".x", "a.x"]);
@@ -931,6 +950,8 @@ fn the_index_leaves_out_only_what_does_not_match() {
                 domain: name,
                 network: Some(Network::Tcp),
                 source: Some(ip("10.1.0.1")),
+                destination: (dice.below(3) == 0).then(|| ip("10.0.0.1")),
+                addresses_pending: dice.below(4) == 0,
                 ..Default::default()
             };
             let from = dice.below(20);

@@ -203,7 +203,9 @@ impl<'a> Run<'a> {
         let mut racing: Vec<Racing<'a>> = Vec::new();
         let policy = self.policy;
         let candidates = {
-            let asked = Facts { domain: self.name.as_ref().map(Domain::as_str), ..Facts::default() };
+            let domain = self.name.as_ref().map(Domain::as_str);
+            // Which of the rules wait for addresses is seen one by one.
+            let asked = Facts { domain, addresses_pending: true, ..Facts::default() };
             policy.index.candidates(&asked, 0)
         };
         for index in candidates {
