@@ -1,12 +1,13 @@
 //! A decision in words: every rule in order, with what of it matched and what did not. The rules are judged by the code
 //! of the data path.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use culvert_core::duplex::duplex;
 use culvert_core::{Chain, Decision, Incoming, Io, Network, Session, Sniffed};
 use culvert_rules::rule::{Event, Facts, Process, RuleSets};
-use culvert_wire::BufChain;
+use culvert_wire::{BufChain, Domain};
 
 use super::rule::Rule;
 use super::sniff::{Gone, Settings};
@@ -56,6 +57,11 @@ impl Watch for Lines {
 
     fn sniffed(&mut self, settings: &Settings) -> Option<Option<Sniffed>> {
         Some(self.sniffed.take().filter(|sniffed| settings.looks_for(sniffed.protocol)))
+    }
+
+    fn resolved(&mut self, name: &Domain, addresses: &[IpAddr]) {
+        let addresses: Vec<_> = addresses.iter().map(IpAddr::to_string).collect();
+        self.lines.push(format!("    {name} is at {}", addresses.join(", ")));
     }
 
     /// Every rule is looked at, those too that cannot match.

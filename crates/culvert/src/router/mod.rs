@@ -115,7 +115,10 @@ impl Router {
                     let Host::Domain(name) = &incoming.session.target.host else { continue };
                     let found = lookup.scope.lookup(name, lookup.strategy, &incoming.session).await;
                     match found {
-                        Ok(addresses) => journey.addresses = addresses,
+                        Ok(addresses) => {
+                            watch.resolved(name, &addresses);
+                            journey.addresses = addresses;
+                        }
                         Err(source) => {
                             let error = DialError::Resolve { name: name.clone(), source };
                             return refuse(&rule.text, error);
@@ -187,6 +190,9 @@ trait Watch: Send {
     fn sniffed(&mut self, _settings: &sniff::Settings) -> Option<Option<Sniffed>> {
         None
     }
+
+    /// The addresses that a `resolve` action has found.
+    fn resolved(&mut self, _name: &Domain, _addresses: &[IpAddr]) {}
 
     /// The first rule from `from` on that matches.
     fn first(&mut self, router: &Router, from: usize, facts: &Facts<'_>, sets: &RuleSets) -> Option<usize>;

@@ -129,3 +129,26 @@ fn explain_names_rules_sets_and_the_chain() {
         Ok(())
     });
 }
+
+#[test]
+fn explain_tells_what_a_name_resolves_to() {
+    run(async {
+        let Some(program) = culvert() else { return Ok(()) };
+        let directory = TempDir::new()?;
+        let names = json!({ "a.test": ["10.0.0.7", "2001:db8::7"] });
+        let config = json!({
+            "dns": { "servers": [{ "type": "hosts", "path": "/nonexistent", "predefined": names }] },
+            "outbounds": [{ "type": "direct", "tag": "out" }],
+            "route": {
+                "rules": [{ "action": "resolve" }, { "ip_cidr": "2001:db8::/32", "action": "reject" }]
+            }
+        });
+        directory.write("config.json", config.to_string())?;
+        let finished = finished(&program, directory.path(), &["explain", "a.test:443"]).await?;
+        let said: Vec<_> = finished.stdout.lines().collect();
+        ensure!(said.len() == 7 && said[1].starts_with("route.rules[0]"), "{finished:?}");
+        ensure!(said[2].starts_with("    a.test is at ") && said[2].contains("10.0.0.7"), "{finished:?}");
+        ensure!(said[3].starts_with("route.rules[1]") && said[3].ends_with(": yes"), "{finished:?}");
+        Ok(())
+    });
+}
