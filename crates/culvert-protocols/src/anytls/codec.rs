@@ -225,10 +225,10 @@ impl Frames {
         }
     }
 
-    /// Whether the stream may end here: between two frames.
-    #[must_use]
+    /// Whether the last frame has come whole.
+    #[cfg(test)]
     pub fn is_between(&self) -> bool {
-        self.current.is_none() && self.raw.is_empty()
+        self.current.is_none()
     }
 
     fn set_left(&mut self, head: Head, left: usize) {

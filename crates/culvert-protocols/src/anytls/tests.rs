@@ -346,11 +346,18 @@ impl Raw {
         self.send(Command::Push, stream, b"\x01\x01\x02\x03\x04\x00\x09").await;
     }
 
-    /// The next frame; `None` is the end of the connection.
+    /// The next frame, whole, in however many packets it came; `None` is the end of the connection.
     async fn recv(&mut self) -> Option<(Command, u32, Vec<u8>)> {
+        let mut pushed = Vec::new();
         loop {
             match self.frames.next_frame() {
-                Some(Frame::Data { stream, data }) => return Some((Command::Push, stream, data.to_vec())),
+                Some(Frame::Data { stream, data }) => {
+                    pushed.extend_from_slice(&data);
+                    if self.frames.is_between() {
+                        return Some((Command::Push, stream, pushed));
+                    }
+                    continue;
+                }
                 Some(Frame::Control { head, data }) => return Some((head.command, head.stream, data)),
                 None => {}
             }
