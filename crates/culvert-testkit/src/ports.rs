@@ -5,7 +5,7 @@
 //! Unix socket named after it keeps every other test process of this network namespace from choosing it too.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -66,16 +66,26 @@ fn first_outgoing_port() -> Option<u16> {
     range.split_whitespace().next()?.parse().ok()
 }
 
+/// Looks without binding: a socket that is only to try a port is alive, for an instant, in every program that another test
+/// starts meanwhile, and so would keep the port from whom it is meant for.
 fn is_free(number: u16) -> bool {
-    let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, number));
-    let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, number));
-    [v4, v6].iter().all(|address| TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok())
+    let port = format!(":{number:04X}");
+    ["tcp", "tcp6", "udp", "udp6"].iter().all(|table| {
+        let sockets = std::fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
+        sockets.lines().skip(1).all(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            let (local, state) = (words.next().unwrap_or_default(), words.nth(1));
+            // Connections that are over do not keep a listener out.
+            !local.ends_with(&port) || state == Some("06")
+        })
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::HashSet;
+    use std::net::{TcpListener, UdpSocket};
 
     #[test]
     fn ports_are_distinct_while_held() {
@@ -94,7 +104,11 @@ mod tests {
     #[test]
     fn port_in_use_is_passed_over() {
         let port = Port::reserve().unwrap();
-        let _listener = TcpListener::bind(port.v4()).unwrap();
+        let listener = TcpListener::bind(port.v4()).unwrap();
+        assert!(!is_free(port.number()));
+        drop(listener);
+        assert!(is_free(port.number()));
+        let _socket = UdpSocket::bind(port.v6()).unwrap();
         assert!(!is_free(port.number()));
     }
 }

@@ -226,7 +226,7 @@ impl Frames {
     }
 
     /// Whether the last frame has come whole.
-    #[cfg(test)]
+    #[must_use]
     pub fn is_between(&self) -> bool {
         self.current.is_none()
     }

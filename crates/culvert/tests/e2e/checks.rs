@@ -2,7 +2,7 @@
 //!
 //! A check that the reference program fails says so where it asks [`Site::strict`].
 
-use crate::site::{ALL, STEP, Site};
+use crate::site::{ALL, LockedUp, STEP, Site};
 use culvert_testkit::client::{ClientError, Target};
 use culvert_testkit::origin::{self, BANNER, ELSEWHERE, End, Service, confirmation, fresh_seed, until_end};
 use culvert_testkit::ports::Port;
@@ -85,6 +85,9 @@ fn passes_resets(site: &Site) -> bool {
 }
 
 /// Runs all checks that apply, then sees that nothing is left behind. All failures are told.
+///
+/// # Errors
+/// [`LockedUp`] where that was the reference program's own doing.
 pub(crate) async fn all(site: Site) -> Result {
     let site = Arc::new(site);
     let chosen = std::env::var("E2E_CHECKS").unwrap_or_default();
@@ -103,6 +106,12 @@ pub(crate) async fn all(site: Site) -> Result {
             Err(error) => {
                 eprintln!("{:36} FAILED {time:6} ms: {error}", check.name);
                 failures += &format!("\n  {}: {error}", check.name);
+                if site.fragile() {
+                    if site.is_locked_up().await? {
+                        return Err(LockedUp.into());
+                    }
+                    break;
+                }
             }
         }
     }
