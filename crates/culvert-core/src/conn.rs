@@ -53,7 +53,8 @@ pub trait StreamConn: AsyncRead + AsyncWrite + Send + Unpin + Any {
     }
 
     /// Sends from the front of `data`, taking over its memory where it can. `Ready(Ok)` means all of it was taken;
-    /// on `Pending` what is left in `data` must be offered again.
+    /// on `Pending` what is left in `data` must be offered again. That may be nothing: a layer that holds as much as it may is
+    /// pending until the one below has taken it, so that its holder reads no more meanwhile.
     fn poll_write_chain(&mut self, cx: &mut Context<'_>, data: &mut BufChain) -> Poll<io::Result<()>> {
         copy_out(self, cx, data)
     }

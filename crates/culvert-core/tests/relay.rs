@@ -224,3 +224,83 @@ async fn an_idle_flow_ends_at_its_limit_and_an_active_one_does_not() {
     assert_eq!(busy.flow().end_reason(), EndReason::Dropped, "still alive: no reason yet");
     sweep.abort();
 }
+
+/// A layer that takes all it is given, and is pending while the one below does not take it.
+#[derive(Clone, Default)]
+struct Layer(Arc<std::sync::Mutex<Held>>);
+
+#[derive(Default)]
+struct Held {
+    taken: usize,
+    lets_go: bool,
+    writer: Option<std::task::Waker>,
+}
+
+impl tokio::io::AsyncRead for Layer {
+    fn poll_read(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        _: &mut tokio::io::ReadBuf<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Pending
+    }
+}
+
+impl tokio::io::AsyncWrite for Layer {
+    fn poll_write(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        _: &[u8],
+    ) -> std::task::Poll<io::Result<usize>> {
+        panic!("the relay writes chains")
+    }
+
+    fn poll_flush(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+}
+
+impl culvert_core::StreamConn for Layer {
+    fn poll_write_chain(
+        &mut self,
+        cx: &mut std::task::Context<'_>,
+        data: &mut BufChain,
+    ) -> std::task::Poll<io::Result<()>> {
+        let mut held = self.0.lock().unwrap();
+        held.taken += std::mem::take(data).len();
+        if held.lets_go {
+            return std::task::Poll::Ready(Ok(()));
+        }
+        held.writer = Some(cx.waker().clone());
+        std::task::Poll::Pending
+    }
+}
+
+#[tokio::test]
+async fn what_a_layer_holds_back_is_waited_for_before_more_is_read() {
+    let (near, mut far) = culvert_core::duplex::duplex(1 << 20);
+    let layer = Layer::default();
+    let ticket = Flows::new().open(session());
+    let mut relay = Relay::new(Box::new(near), Box::new(layer.clone()), BufChain::new(), ticket.flow());
+    let mut step = async |far: &mut culvert_core::duplex::Duplex| {
+        far.write_all(b"piece").await.unwrap();
+        let polled =
+            std::future::poll_fn(|cx| std::task::Poll::Ready(std::pin::Pin::new(&mut relay).poll(cx)));
+        assert!(polled.await.is_pending());
+        layer.0.lock().unwrap().taken
+    };
+    assert_eq!(step(&mut far).await, 5);
+    assert_eq!(step(&mut far).await, 5, "more was read, though what came before is still held");
+    layer.0.lock().unwrap().lets_go = true;
+    assert_eq!(step(&mut far).await, 15);
+}

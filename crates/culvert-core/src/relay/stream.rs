@@ -234,6 +234,9 @@ pub(super) struct Direction {
     pub(super) moved: u64,
     /// Most bytes to put into the pipe at once; see [`learn`].
     appetite: usize,
+    /// The sink has taken what there was and cannot pass it on yet: the source has to wait too, or each layer of the sink
+    /// would fill up with as much as one read brings.
+    blocked: bool,
     /// Written to the sink since its last flush.
     unflushed: bool,
     /// No pipe could be had: copying goes on to the end.
@@ -292,9 +295,11 @@ impl Direction {
 
     /// Writes all that was read, from memory or from the pipe.
     fn poll_drain(&mut self, cx: &mut Context<'_>, sink: &mut BoxStream) -> Poll<io::Result<()>> {
-        if !self.held.is_empty() {
+        if !self.held.is_empty() || self.blocked {
             self.unflushed = true;
+            self.blocked = true;
             ready!(sink.poll_write_chain(cx, &mut self.held))?;
+            self.blocked = false;
         }
         if let Some(pipe) = &mut self.pipe {
             let Some(to) = sink.kernel_socket(Half::Write) else {

@@ -1,5 +1,6 @@
 //! The halves with chunks that are not sealed at all, so that only what they add is seen.
 
+use culvert_core::StreamConn;
 use culvert_core::conn::{read_chain, write_chain};
 use culvert_core::duplex::duplex;
 use proptest::prelude::*;
@@ -124,6 +125,76 @@ async fn a_small_piece_in_front_becomes_part_of_the_next() {
     std::future::poll_fn(|cx| writing.poll_write_chain(cx, &mut near, &mut data)).await.unwrap();
     let sent = read_chain(&mut far, Room::NONE).await.unwrap();
     assert_eq!(sent.to_vec(), b"\0\x0bheadpayload\xee");
+}
+
+/// Takes whatever comes, as a layer does, and is pending until `go`.
+struct Holding {
+    taken: usize,
+    go: bool,
+}
+
+#[tokio::test]
+async fn nothing_more_is_sealed_while_the_layer_below_holds_back() {
+    let mut below = Holding { taken: 0, go: false };
+    let mut writing = Writing::new(Bare { max: 1000 }, BufChain::new());
+    let mut poll = |below: &mut Holding, data: &mut BufChain| {
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        writing.poll_write_chain(&mut cx, below, data).is_ready()
+    };
+    assert!(!poll(&mut below, &mut BufChain::copied(b"one")));
+    assert_eq!(below.taken, 6);
+    assert!(!poll(&mut below, &mut BufChain::new()), "what it holds counts as not written");
+    let mut more = BufChain::copied(b"two");
+    assert!(!poll(&mut below, &mut more));
+    assert_eq!((below.taken, more.len()), (6, 3));
+    below.go = true;
+    assert!(poll(&mut below, &mut more));
+    assert_eq!((below.taken, more.len()), (12, 0));
+}
+
+impl StreamConn for Holding {
+    fn poll_write_chain(
+        &mut self,
+        _: &mut std::task::Context<'_>,
+        data: &mut BufChain,
+    ) -> std::task::Poll<io::Result<()>> {
+        self.taken += std::mem::take(data).len();
+        if self.go { std::task::Poll::Ready(Ok(())) } else { std::task::Poll::Pending }
+    }
+}
+
+impl tokio::io::AsyncRead for Holding {
+    fn poll_read(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        _: &mut tokio::io::ReadBuf<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Pending
+    }
+}
+
+impl tokio::io::AsyncWrite for Holding {
+    fn poll_write(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        _: &[u8],
+    ) -> std::task::Poll<io::Result<usize>> {
+        std::task::Poll::Pending
+    }
+
+    fn poll_flush(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Pending
+    }
+
+    fn poll_shutdown(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<io::Result<()>> {
+        std::task::Poll::Pending
+    }
 }
 
 #[test]

@@ -18,12 +18,14 @@ pub(crate) struct Writing<S> {
     sealer: S,
     /// Sealed and not written yet.
     sealed: BufChain,
+    /// The lower stream has not passed on all that it took, so it is asked again even where nothing is left here.
+    blocked: bool,
 }
 
 impl<S: Seal> Writing<S> {
     /// Begins with `lead`, which is not sealed any more and leaves in front of the first chunk.
     pub(crate) fn new(sealer: S, lead: BufChain) -> Self {
-        Self { sealer, sealed: lead }
+        Self { sealer, sealed: lead, blocked: false }
     }
 
     /// What this layer and the one below want around data.
@@ -40,6 +42,9 @@ impl<S: Seal> Writing<S> {
         data: &mut BufChain,
     ) -> Poll<io::Result<()>> {
         loop {
+            if self.blocked {
+                ready!(self.poll_drain(cx, lower))?;
+            }
             self.seal(lower.room(), data);
             ready!(self.poll_drain(cx, lower))?;
             if data.is_empty() {
@@ -72,10 +77,13 @@ impl<S: Seal> Writing<S> {
         cx: &mut Context<'_>,
         lower: &mut C,
     ) -> Poll<io::Result<()>> {
-        if self.sealed.is_empty() {
+        if self.sealed.is_empty() && !self.blocked {
             return Poll::Ready(Ok(()));
         }
-        lower.poll_write_chain(cx, &mut self.sealed)
+        self.blocked = true;
+        ready!(lower.poll_write_chain(cx, &mut self.sealed))?;
+        self.blocked = false;
+        Poll::Ready(Ok(()))
     }
 
     /// Seals from the front of `data` until a batch waits to be written.

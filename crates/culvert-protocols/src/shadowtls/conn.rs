@@ -44,6 +44,8 @@ pub(super) struct Records {
     payload: BufChain,
     /// Made and not written.
     out: BufChain,
+    /// The stream below has not passed on all that it took.
+    blocked: bool,
     ended: bool,
     /// The peer has been told that it is not understood.
     broken: bool,
@@ -53,7 +55,7 @@ impl Records {
     /// Goes on behind the handshake. `raw` was read already, `out` is to be written first.
     pub(super) fn new(conn: BoxStream, tags: Tags, raw: BufChain, out: BufChain) -> Self {
         let (payload, residue) = (BufChain::new(), None);
-        Self { conn, tags, residue, raw, payload, out, ended: false, broken: false }
+        Self { conn, tags, residue, raw, payload, out, blocked: false, ended: false, broken: false }
     }
 
     /// A client's, which may get records that `residue` knows before the first of the server's own.
@@ -142,7 +144,13 @@ impl Records {
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.out.is_empty() { Poll::Ready(Ok(())) } else { self.conn.poll_write_chain(cx, &mut self.out) }
+        if self.out.is_empty() && !self.blocked {
+            return Poll::Ready(Ok(()));
+        }
+        self.blocked = true;
+        ready!(self.conn.poll_write_chain(cx, &mut self.out))?;
+        self.blocked = false;
+        Poll::Ready(Ok(()))
     }
 
     /// Makes `piece` a record, in its own memory where it has the room.

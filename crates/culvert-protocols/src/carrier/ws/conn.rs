@@ -35,6 +35,8 @@ pub(super) struct WsConn {
     plain: BufChain,
     /// Frames that have not been written.
     out: BufChain,
+    /// The stream below has not passed on all that it took.
+    blocked: bool,
     /// Our end has been sent, or waits in `out`.
     closed: bool,
     /// The end of the lower stream has been sent.
@@ -49,7 +51,7 @@ impl WsConn {
             Side::Server => Parser::of_server(),
         };
         let out = BufChain::new();
-        Self { lower, side, parser, held, plain, out, closed: false, shut: false }
+        Self { lower, side, parser, held, plain, out, blocked: false, closed: false, shut: false }
     }
 
     fn key(&self) -> io::Result<Option<[u8; 4]>> {
@@ -62,7 +64,13 @@ impl WsConn {
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.out.is_empty() { Poll::Ready(Ok(())) } else { self.lower.poll_write_chain(cx, &mut self.out) }
+        if self.out.is_empty() && !self.blocked {
+            return Poll::Ready(Ok(()));
+        }
+        self.blocked = true;
+        ready!(self.lower.poll_write_chain(cx, &mut self.out))?;
+        self.blocked = false;
+        Poll::Ready(Ok(()))
     }
 
     /// Takes data out of the frames that come. An empty chain is the end.
