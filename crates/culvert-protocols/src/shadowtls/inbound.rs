@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
+use std::task::{Poll, ready};
 
 use async_trait::async_trait;
 use culvert_config::options::inbound::shadowtls::{ShadowTlsHandshake, ShadowTlsInbound, WildcardSni};
-use culvert_core::conn::{Prefixed, write_chain};
+use culvert_core::conn::{Prefixed, read_chain, write_chain};
 use culvert_core::{
     BoxStream, Dialer, Dispatch, Handshake, Incoming, Io, ServeError, Session, StreamConn, StreamServer,
     timeouts,
@@ -128,7 +128,7 @@ impl ShadowTlsServer {
 }
 
 /// What the time between client and handshake server came to.
-enum End {
+pub(super) enum End {
     /// They have each other.
     Relay,
     /// The client is one of ours.
@@ -205,9 +205,9 @@ impl StreamServer for ShadowTlsServer {
 }
 
 /// A client before it is known who shakes its hand.
-struct Client {
-    conn: BoxStream,
-    read: BufChain,
+pub(super) struct Client {
+    pub(super) conn: BoxStream,
+    pub(super) read: BufChain,
 }
 
 impl Client {
@@ -221,8 +221,7 @@ impl Client {
                     (None | Some(&HANDSHAKE), Ok(_) | Err(DecodeError::Incomplete)) => {}
                     _ => return Ok(Vec::new()),
                 }
-                let read = std::future::poll_fn(|cx| self.conn.poll_read_chain(cx, Room::NONE));
-                let mut more = read.await?;
+                let mut more = read_chain(&mut self.conn, Room::NONE).await?;
                 if more.is_empty() {
                     return Ok(Vec::new());
                 }
@@ -234,7 +233,7 @@ impl Client {
 }
 
 /// A client, a handshake server, and what is on its way between them.
-struct Middle {
+pub(super) struct Middle {
     client: BoxStream,
     server: BoxStream,
     /// Read and not looked at.
@@ -245,13 +244,17 @@ struct Middle {
     to_server: BufChain,
 }
 
-enum Side {
-    Client,
-    Server,
+/// What came of waiting for either side.
+enum Heard {
+    /// One has said something.
+    More,
+    ClientEnded,
+    /// So has the handshake server, or it broke off.
+    ServerEnded(io::Result<()>),
 }
 
 impl Middle {
-    fn new(client: Client, server: BoxStream) -> Self {
+    pub(super) fn new(client: Client, server: BoxStream) -> Self {
         let Client { conn: client, read: from_client } = client;
         let [from_server, to_client, to_server] = [(); 3].map(|()| BufChain::new());
         Self { client, server, from_client, from_server, to_client, to_server }
@@ -275,12 +278,17 @@ impl Middle {
                     to.append_copy(&record);
                 }
             }
-            self.flush().await?;
             if client.done && server.done {
+                self.flush().await?;
                 return Ok(End::Switch(Vec::new(), Tags::First(None)));
             }
-            if self.more().await?.is_none() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+            match self.hear().await? {
+                Heard::More => {}
+                Heard::ClientEnded => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Heard::ServerEnded(outcome) => {
+                    self.break_off_with(outcome)?;
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
             }
         }
     }
@@ -296,15 +304,19 @@ impl Middle {
             if let Some(end) = self.sift_client(|record| state.client_says(record)) {
                 return Ok(end);
             }
-            self.flush().await?;
-            if self.more().await?.is_none() {
-                return Ok(End::Relay);
+            match self.hear().await? {
+                Heard::More => {}
+                Heard::ClientEnded => return Ok(End::Relay),
+                Heard::ServerEnded(outcome) => return self.break_off_with(outcome).map(|()| End::Relay),
             }
         }
     }
 
     /// Version 3, with a client that has signed its hello.
-    async fn third(&mut self, password: Password, strict: bool) -> io::Result<End> {
+    ///
+    /// It may be through with the handshake server before it has anything to say, and a server need not wait for that. So its
+    /// end, once it has said hello, is passed on only if the client does not show soon who it is.
+    pub(super) async fn third(&mut self, password: Password, strict: bool) -> io::Result<End> {
         let mut state = Third::new(password, strict);
         loop {
             loop {
@@ -323,10 +335,34 @@ impl Middle {
             if let Some(end) = self.sift_client(|record| state.client_says(record)) {
                 return Ok(end);
             }
-            self.flush().await?;
-            if self.more().await?.is_none() {
-                return Ok(End::Relay);
+            match self.hear().await? {
+                Heard::More => {}
+                Heard::ClientEnded => return Ok(End::Relay),
+                Heard::ServerEnded(outcome) if state.has_begun() => {
+                    let last = tokio::time::timeout(timeouts::STRANGER, self.client_alone(&state));
+                    return match last.await {
+                        Ok(Ok(Some(end))) => Ok(end),
+                        Ok(Err(error)) => Err(error),
+                        Ok(Ok(None)) | Err(_) => self.break_off_with(outcome).map(|()| End::Relay),
+                    };
+                }
+                Heard::ServerEnded(outcome) => return self.break_off_with(outcome).map(|()| End::Relay),
             }
+        }
+    }
+
+    /// The rest of version 3 where the handshake server is gone. `None` at the end of the client.
+    async fn client_alone(&mut self, state: &Third) -> io::Result<Option<End>> {
+        loop {
+            if let Some(end) = self.sift_client(|record| state.client_says(record)) {
+                return Ok(Some(end));
+            }
+            write_chain(&mut self.client, &mut self.to_client).await?;
+            let mut data = read_chain(&mut self.client, Room::NONE).await?;
+            if data.is_empty() {
+                return Ok(None);
+            }
+            self.from_client.append(&mut data);
         }
     }
 
@@ -353,25 +389,38 @@ impl Middle {
         write_chain(&mut self.client, &mut self.to_client).await
     }
 
-    /// Reads what either has said. `None` at the end of one.
-    async fn more(&mut self) -> io::Result<Option<Side>> {
-        let Self { client, server, .. } = self;
-        let (side, mut data) = std::future::poll_fn(|cx| {
+    /// Writes what is to be written, and reads what either has said.
+    async fn hear(&mut self) -> io::Result<Heard> {
+        let written = write_chain(&mut self.server, &mut self.to_server).await;
+        write_chain(&mut self.client, &mut self.to_client).await?;
+        if let Err(error) = written {
+            return Ok(Heard::ServerEnded(Err(error)));
+        }
+        let Self { client, server, from_client, from_server, .. } = self;
+        std::future::poll_fn(|cx| {
             if let Poll::Ready(data) = server.poll_read_chain(cx, Room::NONE) {
-                return Poll::Ready(data.map(|data| (Side::Server, data)).inspect_err(|_| client.abort()));
+                return Poll::Ready(Ok(match data {
+                    Ok(data) if data.is_empty() => Heard::ServerEnded(Ok(())),
+                    Ok(mut data) => {
+                        from_server.append(&mut data);
+                        Heard::More
+                    }
+                    Err(error) => Heard::ServerEnded(Err(error)),
+                }));
             }
-            let data = client.poll_read_chain(cx, Room::NONE);
-            data.map(|data| data.map(|data| (Side::Client, data)).inspect_err(|_| server.abort()))
+            let mut data = ready!(client.poll_read_chain(cx, Room::NONE)).inspect_err(|_| server.abort())?;
+            if data.is_empty() {
+                return Poll::Ready(Ok(Heard::ClientEnded));
+            }
+            from_client.append(&mut data);
+            Poll::Ready(Ok(Heard::More))
         })
-        .await?;
-        if data.is_empty() {
-            return Ok(None);
-        }
-        match side {
-            Side::Client => self.from_client.append(&mut data),
-            Side::Server => self.from_server.append(&mut data),
-        }
-        Ok(Some(side))
+        .await
+    }
+
+    /// A handshake server that broke off is a broken connection for the client, too.
+    fn break_off_with(&mut self, outcome: io::Result<()>) -> io::Result<()> {
+        outcome.inspect_err(|_| self.client.abort())
     }
 }
 

@@ -147,8 +147,13 @@ impl Third {
         Step::Forward(if is_data { disguise(&known.mask, &mut known.tag, &record) } else { record })
     }
 
+    /// Whether the server has said hello.
+    pub(super) fn has_begun(&self) -> bool {
+        self.known.is_some()
+    }
+
     /// A record of the client.
-    pub(super) fn client_says(&mut self, record: Vec<u8>) -> Step {
+    pub(super) fn client_says(&self, record: Vec<u8>) -> Step {
         let Some(known) = self.known.as_ref().filter(|_| record[0] == DATA && record.len() > HEADER + TAG)
         else {
             return Step::Forward(record);

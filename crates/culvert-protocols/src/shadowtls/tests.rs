@@ -1,5 +1,6 @@
 //! The sheet's vectors, and records however they are cut.
 
+use culvert_core::StreamConn;
 use culvert_core::conn::{read_chain, write_chain};
 use culvert_core::duplex::duplex;
 use culvert_wire::{BufChain, DecodeError, Room};
@@ -10,6 +11,7 @@ use super::codec::{
     HEADER, Password, apply, chooses_tls13, disguise, fuzz_records, record_len, server_random,
 };
 use super::conn::{Records, Tags};
+use super::inbound::{Client, End, Middle};
 use super::server::{Plain, Second, Step, Third};
 
 fn hex(text: &str) -> Vec<u8> {
@@ -197,6 +199,42 @@ fn a_server_of_version_3_sees_who_is_its_client() {
     assert!(matches!(step, Step::Forward(_)));
     let step = Third::new(password(), false).server_says(record(21, &[2, 40]));
     assert!(matches!(step, Step::Relay(_)), "an alert in place of a hello");
+}
+
+/// Its own time is over while the client has nothing to say yet; or the network broke behind the last flight.
+#[tokio::test]
+async fn a_handshake_server_that_is_gone_does_not_take_a_client_of_ours_along() {
+    for breaks in [false, true] {
+        let (near, mut client) = duplex(1 << 16);
+        let (mut site, far) = duplex(1 << 16);
+        let mut middle = Middle::new(Client { conn: Box::new(near), read: BufChain::new() }, Box::new(far));
+        site.write_all(&server_hello(true)).await.unwrap();
+        site.write_all(&record(23, &[9; 40])).await.unwrap();
+        if breaks {
+            site.abort();
+        }
+        drop(site);
+        let talk = async {
+            let mut flight = vec![0; server_hello(true).len() + HEADER + 44];
+            client.read_exact(&mut flight).await.unwrap();
+            // The last word of its handshake finds nobody.
+            client.write_all(&record(23, &[7; 53])).await.unwrap();
+            client.write_all(&hex("1703030009 463b2361 68656c6c6f")).await.unwrap();
+        };
+        let (end, ()) = tokio::join!(middle.third(password(), true), talk);
+        assert!(matches!(end, Ok(End::Switch(payload, _)) if payload == b"hello"), "breaks: {breaks}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_show_who_it_is_learns_of_the_end_of_the_handshake_server() {
+    let (near, mut client) = duplex(1 << 16);
+    let (mut site, far) = duplex(1 << 16);
+    let mut middle = Middle::new(Client { conn: Box::new(near), read: BufChain::new() }, Box::new(far));
+    site.write_all(&server_hello(true)).await.unwrap();
+    drop(site);
+    client.write_all(&record(23, &[7; 53])).await.unwrap();
+    assert!(matches!(middle.third(password(), true).await, Ok(End::Relay)));
 }
 
 #[test]
