@@ -63,6 +63,7 @@ mod onward;
 pub mod packetaddr;
 mod quic;
 mod random;
+mod repeated;
 mod replied;
 mod running;
 pub mod shadowsocks;

@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Waker};
 
 use async_trait::async_trait;
@@ -26,6 +26,7 @@ use super::padding::{Padded, amount};
 use super::session::Driver;
 use super::stream::Link;
 use super::{Event, h2, sign};
+use crate::repeated::{Again, Repeated};
 use crate::uot::UotConn;
 
 /// How often a stream is tried.
@@ -41,6 +42,7 @@ pub(super) struct Client {
     brutal: Option<Speeds>,
     rule: Rule,
     pool: Mutex<Pool>,
+    me: Weak<Self>,
 }
 
 /// When a session takes one more stream.
@@ -187,7 +189,11 @@ impl Drop for Awaited<'_> {
 }
 
 impl Client {
-    pub(super) fn new(outbound: Arc<dyn Outbound>, protocol: MuxProtocol, options: &OutboundMux) -> Self {
+    pub(super) fn new(
+        outbound: Arc<dyn Outbound>,
+        protocol: MuxProtocol,
+        options: &OutboundMux,
+    ) -> Arc<Self> {
         let count = |number: i64| usize::try_from(number).unwrap_or(0);
         let brutal = Speeds::new(options.brutal.as_ref());
         let rule = Rule {
@@ -196,7 +202,11 @@ impl Client {
             max_streams: count(options.max_streams),
             single: brutal.is_some(),
         };
-        Self { outbound, protocol, padded: options.padding, brutal, rule, pool: Mutex::default() }
+        let padded = options.padding;
+        Arc::new_cyclic(|me| {
+            let (pool, me) = (Mutex::default(), Weak::clone(me));
+            Self { outbound, protocol, padded, brutal, rule, pool, me }
+        })
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {
@@ -319,9 +329,26 @@ impl Client {
         Ok((session, run))
     }
 
+    /// Opens another stream in place of one that the server has refused.
+    fn again(&self, facts: &Facts) -> Again {
+        let (client, facts) = (Weak::clone(&self.me), facts.clone());
+        Box::new(move || {
+            let (client, facts) = (client.upgrade(), facts.clone());
+            Box::pin(async move {
+                let client = client.ok_or(DialError::Rejected("the outbound is gone"))?;
+                let Opened { conn, run } = client.open(&facts).await?;
+                drop(run.map(tokio::spawn));
+                Ok(conn)
+            })
+        })
+    }
+
     /// A stream for `kind`, whose request leaves with as much of `early` as fits with it.
     async fn ask(&self, facts: &Facts, kind: Kind, early: &mut BufChain) -> Result<BoxStream, DialError> {
-        let Opened { conn, run } = self.open(facts).await?;
+        let Opened { mut conn, run } = self.open(facts).await?;
+        if self.protocol == MuxProtocol::H2Mux {
+            conn = Box::new(Repeated::new(conn, self.again(facts)));
+        }
         let mut request = Vec::new();
         Request { kind, target: facts.target.clone() }.encode(&mut request);
         let mut conn = Asking::new(conn, &request);

@@ -24,6 +24,7 @@ use tokio::time::{Instant, Sleep};
 use super::gather::Gather;
 use super::life::Life;
 use super::{Event, MAX_STREAMS_H2};
+use crate::repeated::is_refusal;
 
 /// What the other end of one stream may send before it is read, for either side. sing-box has the same numbers.
 const WINDOW_CLIENT: u32 = 4 << 20;
@@ -330,7 +331,7 @@ pub(super) struct Stream {
     fresh: bool,
     shut: bool,
     aborts: bool,
-    _live: Live,
+    live: Live,
 }
 
 enum Receiving {
@@ -341,12 +342,18 @@ enum Receiving {
 
 impl Stream {
     fn new(send: SendStream<Payload>, receive: Receiving, live: Live) -> Self {
-        Self { send, receive, read: BufChain::new(), fresh: true, shut: false, aborts: false, _live: live }
+        Self { send, receive, read: BufChain::new(), fresh: true, shut: false, aborts: false, live }
     }
 
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&mut RecvStream>> {
         if let Receiving::Waiting(response) = &mut self.receive {
-            let response = ready!(Pin::new(response).poll(cx)).map_err(io_error)?;
+            let response = ready!(Pin::new(response).poll(cx)).map_err(|error| {
+                if is_refusal(&error) {
+                    // Whoever is opened in its place goes elsewhere.
+                    self.live.0.closed.store(true, Ordering::Release);
+                }
+                io_error(error)
+            })?;
             if response.status() != StatusCode::OK {
                 let reason = format!("server answered with status {}", response.status().as_u16());
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionRefused, reason)));

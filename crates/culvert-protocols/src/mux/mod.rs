@@ -89,7 +89,7 @@ pub(crate) fn client(
 ) -> Result<Arc<dyn Outbound>, BuildError> {
     let Some(options) = options.filter(|options| options.enabled) else { return Ok(outbound) };
     let protocol = options.protocol.get().unwrap_or(MuxProtocol::H2Mux);
-    Ok(Arc::new(client::Client::new(outbound, protocol, options)))
+    Ok(client::Client::new(outbound, protocol, options))
 }
 
 /// What happens in a session that its owner must know of.

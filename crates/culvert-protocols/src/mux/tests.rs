@@ -26,6 +26,7 @@ use super::session::Driver;
 use super::stream::Link;
 use super::{Event, PROTOCOL, Server, sign};
 use crate::onward::Onward;
+use crate::repeated::testing::{Refusal, Refusing};
 use crate::testing::{World, recv_packet, send_packets, session, target, write_in_pieces};
 
 const ALL: [MuxProtocol; 3] = [MuxProtocol::Smux, MuxProtocol::Yamux, MuxProtocol::H2Mux];
@@ -144,7 +145,7 @@ impl Pair {
 
     fn within(world: World, protocol: MuxProtocol, client: &OutboundMux, server: InboundMux) -> Self {
         let outbound = Counting::new(world.upstream(&Bare::server(server)));
-        let client = Arc::new(Client::new(Arc::clone(&outbound) as Arc<dyn Outbound>, protocol, client));
+        let client = Client::new(Arc::clone(&outbound) as Arc<dyn Outbound>, protocol, client);
         Self { world, client, outbound }
     }
 
@@ -608,7 +609,7 @@ async fn who_waits_for_a_dial_that_is_given_up_dials_anew() {
         Arc::new(Stuck(Tag::new("direct", "test"), AtomicUsize::new(0), std::sync::Mutex::new(Some(near))));
     let options = OutboundMux { max_connections: 1, ..OutboundMux::default() };
     let outbound = Arc::clone(&stuck) as Arc<dyn Outbound>;
-    let client = Arc::new(Client::new(outbound, MuxProtocol::Smux, &options));
+    let client = Client::new(outbound, MuxProtocol::Smux, &options);
     let dial = |client: &Arc<Client>| {
         let client = Arc::clone(client);
         tokio::spawn(async move { client.dial(&session("a.test:1"), &mut BufChain::new()).await.map(drop) })
@@ -800,6 +801,34 @@ async fn a_driver_forgets_streams_that_are_over() {
             }
         }
         assert_eq!((near.streams(), far.streams()), (0, 0), "{wire:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_is_refused_is_opened_again_in_another_session() {
+    for how in Refusal::ALL {
+        let mut world = World::new();
+        let inner = world.upstream(&Bare::server(InboundMux::default()));
+        let refusing = Arc::new(Refusing { inner, how, first: 2, dials: AtomicUsize::new(0) });
+        let client = Client::new(
+            Arc::clone(&refusing) as Arc<dyn Outbound>,
+            MuxProtocol::H2Mux,
+            &OutboundMux { max_connections: 1, ..OutboundMux::default() },
+        );
+        let mut early = BufChain::copied(b"said once");
+        let mut near = client.dial(&session("site.test:80"), &mut early).await.unwrap();
+        assert!(early.is_empty());
+        let answer = tokio::spawn(async move {
+            let mut answer = [0; 6];
+            near.read_exact(&mut answer).await.map(|_| answer)
+        });
+        let mut far = world.next().await.stream();
+        let mut question = [0; 9];
+        far.read_exact(&mut question).await.unwrap();
+        assert_eq!(&question, b"said once", "{how:?}");
+        far.write_all(b"answer").await.unwrap();
+        assert_eq!(&answer.await.unwrap().unwrap(), b"answer", "{how:?}");
+        assert_eq!(refusing.dials.load(Ordering::Relaxed), 3, "{how:?}");
     }
 }
 
@@ -1089,7 +1118,7 @@ async fn speeds_are_not_agreed_on_with_a_server_that_does_not_do_it() {
 async fn the_agreement_has_the_recorded_form() {
     let (outbound, mut carriers) = Carriers::outbound();
     let options = OutboundMux { brutal: brutal(), ..OutboundMux::default() };
-    let client = Arc::new(Client::new(outbound, MuxProtocol::Smux, &options));
+    let client = Client::new(outbound, MuxProtocol::Smux, &options);
     let dialling = {
         let client = Arc::clone(&client);
         tokio::spawn(

@@ -38,7 +38,7 @@ const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 /// The client.
 pub(super) struct Client {
     path: String,
-    pool: Pool,
+    pool: Arc<Pool>,
 }
 
 impl Client {
@@ -49,7 +49,7 @@ impl Client {
             without_streams: options.permit_without_stream,
         };
         let path = format!("/{}/Tun", path::escaped_segment(&options.service_name));
-        Self { path, pool: Pool::new(health) }
+        Self { path, pool: Arc::new(Pool::new(health)) }
     }
 
     fn request(&self, lower: &Lower) -> Result<Request<()>, http::Error> {
@@ -74,8 +74,7 @@ impl ClientTransport for Client {
             phase: "gRPC request",
             source: io::Error::new(io::ErrorKind::InvalidInput, error),
         })?;
-        let format = Format::Messages(Deframer::default());
-        Ok(Box::new(self.pool.open(lower, session, &request, format).await?))
+        self.pool.open(lower, session, request, || Format::Messages(Deframer::default())).await
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use culvert_core::{Chain, DialError, Session};
+use culvert_core::{BoxStream, Chain, DialError, Session};
 use culvert_wire::BufChain;
 use h2::client::{Builder, Connection, SendRequest};
 use h2::{Ping, PingPong};
@@ -18,6 +18,7 @@ use super::traffic::{Place, Traffic};
 use super::{MAX_FRAME, MAX_HEADERS, SEND_BUFFER};
 use crate::carrier::Lower;
 use crate::handshake::within_limit;
+use crate::repeated::{Opening, Repeated};
 
 const PHASE: &str = "HTTP/2 request";
 
@@ -78,8 +79,29 @@ impl Pool {
         Self { state: Mutex::default(), health }
     }
 
-    /// Opens a stream with the head of a request.
+    /// Opens a stream with the head of a request. Where a server refuses it, it is opened again on another connection.
     pub(in crate::carrier) async fn open(
+        self: &Arc<Self>,
+        lower: &Arc<Lower>,
+        session: &Session,
+        request: Request<()>,
+        format: fn() -> Format,
+    ) -> Result<BoxStream, DialError> {
+        let conn = self.open_once(lower, session, &request, format()).await?;
+        let (pool, lower, session) = (Arc::clone(self), Arc::clone(lower), session.clone());
+        let kept = Arc::new((pool, lower, session, request));
+        let again = Box::new(move || -> Opening {
+            let kept = Arc::clone(&kept);
+            Box::pin(async move {
+                let (pool, lower, session, request) = &*kept;
+                let conn = pool.open_once(lower, session, request, format()).await?;
+                Ok(Box::new(conn) as BoxStream)
+            })
+        });
+        Ok(Box::new(Repeated::new(Box::new(conn), again)))
+    }
+
+    async fn open_once(
         &self,
         lower: &Lower,
         session: &Session,

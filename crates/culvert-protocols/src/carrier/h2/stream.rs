@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::MAX_FRAME;
 use super::traffic::Place;
 use crate::carrier::grpc::{self, Deframer};
+use crate::repeated::is_refusal;
 
 /// Most bytes gathered by one read.
 const READ_MOST: usize = 256 << 10;
@@ -213,7 +214,13 @@ impl H2Stream {
         loop {
             match &mut self.receiving {
                 Receiving::Response(response) => {
-                    let response = ready!(Pin::new(response).poll(cx)).map_err(broken)?;
+                    let response = ready!(Pin::new(response).poll(cx)).map_err(|error| {
+                        if is_refusal(&error) {
+                            // Whoever is opened in its place goes elsewhere.
+                            self.place.traffic().end();
+                        }
+                        broken(error)
+                    })?;
                     if response.status() != StatusCode::OK {
                         let error = format!("server answered with status {}", response.status().as_u16());
                         return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionRefused, error)));

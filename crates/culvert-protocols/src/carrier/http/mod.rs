@@ -41,7 +41,7 @@ pub(super) struct Client {
     path: String,
     hosts: Vec<String>,
     headers: Extra,
-    pool: Pool,
+    pool: Arc<Pool>,
 }
 
 impl Client {
@@ -58,7 +58,7 @@ impl Client {
         };
         let headers = Extra::new(&options.headers)?;
         let (path, hosts) = (path::escaped(&options.path), options.host.to_vec());
-        Ok(Self { method, path, hosts, headers, pool: Pool::new(health) })
+        Ok(Self { method, path, hosts, headers, pool: Arc::new(Pool::new(health)) })
     }
 
     /// One of the hosts at random.
@@ -119,7 +119,7 @@ impl ClientTransport for Client {
             phase: "HTTP/2 request",
             source: io::Error::new(io::ErrorKind::InvalidInput, error),
         })?;
-        Ok(Box::new(self.pool.open(lower, session, &request, Format::Plain).await?))
+        self.pool.open(lower, session, request, || Format::Plain).await
     }
 }
 
