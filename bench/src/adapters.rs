@@ -156,7 +156,9 @@ fn v2ray(protocol: &str, end: End, setup: &Setup) -> Option<Value> {
                 "listen": setup.server, "port": setup.server_port, "protocol": name, "settings": settings,
                 "streamSettings": stream,
             });
-            (inbound, json!({ "protocol": "freedom", "settings": {} }))
+            // Without that Xray (commit 4e87f596 of May 2026 and later) leads nobody who comes by a proxy protocol to this machine.
+            let anywhere = json!({ "finalRules": [{ "action": "allow" }] });
+            (inbound, json!({ "protocol": "freedom", "settings": anywhere }))
         }
     };
     Some(json!({ "log": { "loglevel": "warning" }, "inbounds": [inbound], "outbounds": [outbound] }))
