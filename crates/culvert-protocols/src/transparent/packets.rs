@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use culvert_config::options::nat::{NatBehavior, NatOptions};
+use culvert_config::options::nat::NatOptions;
 use culvert_core::listener::StreamInbound;
 use culvert_core::packet::{Packet, PacketBatch, PacketConn};
 use culvert_core::sockets::Sockets;
@@ -20,12 +20,13 @@ use culvert_core::{
 };
 use culvert_os::socket::{UdpOptions, udp_socket};
 use culvert_os::udp::{GRO_BUFFER, RecvSlot, enable_original_destination, recv_batch};
-use culvert_wire::{Buf, BufChain, Room, Target};
+use culvert_wire::{Buf, BufChain, Room};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tracing::{info, trace, warn};
 
 use crate::fields::listen::Listen;
+use crate::nat::{Filter, Key, UdpNat};
 use crate::running::Running;
 
 /// Most associations at once where the options say nothing.
@@ -34,8 +35,6 @@ const ASSOCIATIONS: usize = 16 << 10;
 const CLEAN_AT: usize = 64;
 /// Sockets to answer by that an association keeps: a client that speaks with more peers at once pays for new ones.
 const REPLY_SOCKETS: usize = 4;
-/// Peers of an association whose answers are let in, where not everybody's are.
-const PEERS: usize = 256;
 
 /// Both halves of an inbound on one port.
 pub(super) struct Both {
@@ -94,9 +93,7 @@ pub(super) struct PacketListener {
     address: SocketAddr,
     options: UdpOptions,
     udp_timeout: Option<Duration>,
-    mapping: NatBehavior,
-    filtering: NatBehavior,
-    limit: usize,
+    nat: UdpNat,
     running: Running,
 }
 
@@ -107,9 +104,7 @@ impl PacketListener {
             address: listen.address,
             options: listen.udp.clone(),
             udp_timeout: listen.udp_timeout,
-            mapping: nat.udp_mapping,
-            filtering: nat.udp_filtering,
-            limit: if nat.udp_nat_max == 0 { ASSOCIATIONS } else { nat.udp_nat_max as usize },
+            nat: UdpNat::from(nat),
             running: Running::default(),
         }
     }
@@ -144,12 +139,11 @@ impl PacketListener {
             tag: self.tag.clone(),
             local,
             udp_timeout: self.udp_timeout,
-            mapping: self.mapping,
-            filtering: self.filtering,
+            nat: self.nat,
             socket,
             slots: 1,
             options: Arc::new(options),
-            associations: Associations::new(self.limit.min(dispatch.limit() / 4)),
+            associations: Associations::new(self.nat.limit(ASSOCIATIONS).min(dispatch.limit() / 4)),
             clean_at: CLEAN_AT,
             dispatch: dispatch.clone(),
         };
@@ -170,32 +164,12 @@ impl PacketListener {
     }
 }
 
-/// What tells associations apart: the client, and of the target what the mapping depends on.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-struct Key {
-    client: SocketAddr,
-    ip: Option<IpAddr>,
-    port: Option<u16>,
-}
-
-impl Key {
-    fn new(mapping: NatBehavior, client: SocketAddr, target: SocketAddr) -> Self {
-        let (ip, port) = match mapping {
-            NatBehavior::EndpointIndependent => (None, None),
-            NatBehavior::AddressDependent => (Some(target.ip()), None),
-            NatBehavior::AddressAndPortDependent => (Some(target.ip()), Some(target.port())),
-        };
-        Self { client, ip, port }
-    }
-}
-
 /// The task that receives for all clients.
 struct Serving {
     tag: Tag,
     local: SocketAddr,
     udp_timeout: Option<Duration>,
-    mapping: NatBehavior,
-    filtering: NatBehavior,
+    nat: UdpNat,
     socket: UdpSocket,
     /// Messages the next receive has room for; grows while they all fill up.
     slots: usize,
@@ -252,7 +226,7 @@ impl Serving {
     }
 
     fn deliver(&mut self, client: SocketAddr, target: SocketAddr, packet: Packet) {
-        let key = Key::new(self.mapping, client, target);
+        let key = self.nat.key(client, target);
         let Some(queue) = self.associations.deliver(&key, packet) else { return };
         if self.dispatch.is_full() {
             return; // the queue is dropped, and the client's next packet tries again
@@ -267,7 +241,7 @@ impl Serving {
             sniffed: None,
             alpn: None,
         };
-        let packets = Answering::new(queue, client, Arc::clone(&self.options), Filter::new(self.filtering));
+        let packets = Answering::new(queue, client, Arc::clone(&self.options), self.nat.filter());
         self.dispatch.submit(Incoming {
             session,
             io: Io::Packets(Box::new(packets)),
@@ -279,47 +253,6 @@ impl Serving {
             self.associations.forget_ended();
             self.clean_at = CLEAN_AT.max(self.associations.len() * 2);
         }
-    }
-}
-
-/// Whose answers a client gets: everybody's, or only those of whom it has sent something to.
-struct Filter {
-    by: NatBehavior,
-    /// Whom it has sent something to, as far as it matters, the latest at the end.
-    asked: VecDeque<(IpAddr, u16)>,
-}
-
-impl Filter {
-    fn new(by: NatBehavior) -> Self {
-        Self { by, asked: VecDeque::new() }
-    }
-
-    /// What of an address matters.
-    fn part(&self, peer: &Target) -> Option<(IpAddr, u16)> {
-        let peer = peer.socket_addr()?;
-        match self.by {
-            NatBehavior::EndpointIndependent => None,
-            NatBehavior::AddressDependent => Some((peer.ip(), 0)),
-            NatBehavior::AddressAndPortDependent => Some((peer.ip(), peer.port())),
-        }
-    }
-
-    fn sent_to(&mut self, peer: &Target) {
-        let Some(part) = self.part(peer) else { return };
-        if self.asked.back() == Some(&part) {
-            return;
-        }
-        if let Some(at) = self.asked.iter().position(|asked| *asked == part) {
-            self.asked.remove(at);
-        } else if self.asked.len() == PEERS {
-            self.asked.pop_front();
-        }
-        self.asked.push_back(part);
-    }
-
-    fn lets_in(&self, peer: &Target) -> bool {
-        self.by == NatBehavior::EndpointIndependent
-            || self.part(peer).is_some_and(|part| self.asked.contains(&part))
     }
 }
 
@@ -363,7 +296,7 @@ impl PacketConn for Answering {
         batch: &mut PacketBatch,
     ) -> Poll<io::Result<()>> {
         let received = self.queue.poll_recv(cx, room, batch);
-        if self.filter.by != NatBehavior::EndpointIndependent && matches!(received, Poll::Ready(Ok(()))) {
+        if !self.filter.is_open() && matches!(received, Poll::Ready(Ok(()))) {
             batch.iter().for_each(|packet| self.filter.sent_to(&packet.peer));
         }
         received
@@ -404,38 +337,5 @@ impl PacketConn for Answering {
             }
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_those_who_were_asked_are_let_in() {
-        let peer = |ip: u8, port| Target::from(SocketAddr::from(([192, 0, 2, ip], port)));
-        for (by, expected) in [
-            (NatBehavior::EndpointIndependent, [true, true, true]),
-            (NatBehavior::AddressDependent, [true, true, false]),
-            (NatBehavior::AddressAndPortDependent, [true, false, false]),
-        ] {
-            let mut filter = Filter::new(by);
-            filter.sent_to(&peer(1, 53));
-            let lets_in = [peer(1, 53), peer(1, 54), peer(2, 53)].map(|peer| filter.lets_in(&peer));
-            assert_eq!(lets_in, expected, "{by:?}");
-        }
-    }
-
-    #[test]
-    fn of_many_peers_the_latest_count() {
-        let peer = |port| Target::from(SocketAddr::from(([192, 0, 2, 1], port)));
-        let mut filter = Filter::new(NatBehavior::AddressAndPortDependent);
-        for port in 1..=PEERS as u16 {
-            filter.sent_to(&peer(port));
-        }
-        filter.sent_to(&peer(1));
-        filter.sent_to(&peer(1000));
-        assert_eq!(filter.asked.len(), PEERS);
-        assert!(filter.lets_in(&peer(1)) && filter.lets_in(&peer(1000)) && !filter.lets_in(&peer(2)));
     }
 }
