@@ -1,4 +1,5 @@
-//! Packets put together from pieces, within limits: pieces cost whoever collects them, not whoever sends them.
+//! Packets put together from pieces, within limits: pieces cost whoever collects them, not whoever sends them. And packets
+//! cut into pieces.
 //!
 //! Pieces that overlap end the packet (RFC 8200 section 4.5 for IPv6; nobody honest does it in IPv4 either).
 
@@ -6,7 +7,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::ip::{Head, Piece};
+use crate::checksum::Sum;
+use crate::ip::{self, Head, Piece};
 
 /// How long the pieces of a packet may take.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -113,6 +115,51 @@ impl Reassembly {
     }
 }
 
+/// Length of the head that pieces have in IPv6, behind the packet's own.
+const EXTENSION: usize = 8;
+/// Its number.
+const FRAGMENT: u8 = 44;
+
+/// A packet that is longer than a link takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Long<'a> {
+    pub source: IpAddr,
+    pub target: IpAddr,
+    pub protocol: u8,
+    pub ident: u16,
+    pub payload: &'a [u8],
+}
+
+impl Long<'_> {
+    /// Cuts it into packets of at most `mtu` bytes, and gives head and payload of each to `sink`. `false` as soon as that
+    /// takes no more.
+    pub(crate) fn cut(&self, mtu: u16, sink: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> bool {
+        let v4 = self.target.is_ipv4();
+        let (own, protocol) = if v4 { (0, self.protocol) } else { (EXTENSION, FRAGMENT) };
+        let room = (usize::from(mtu) - ip::head_len(self.target) - own) / 8 * 8;
+        self.payload.chunks(room).enumerate().all(|(number, part)| {
+            let offset = number * room;
+            let more = offset + part.len() < self.payload.len();
+            let mut head = [0; ip::MAX_HEAD + EXTENSION];
+            let mut len =
+                ip::encode(self.source, self.target, protocol, own + part.len(), self.ident, &mut head);
+            if v4 {
+                let field = (offset / 8) as u16 | if more { 0x2000 } else { 0 };
+                head[6..8].copy_from_slice(&field.to_be_bytes());
+                head[10..12].fill(0);
+                let sum = Sum::default().bytes(&head[..len]).finish();
+                head[10..12].copy_from_slice(&sum.to_be_bytes());
+            } else {
+                head[len] = self.protocol;
+                head[len + 2..len + 4].copy_from_slice(&(offset as u16 | u16::from(more)).to_be_bytes());
+                head[len + 4..len + 8].copy_from_slice(&u32::from(self.ident).to_be_bytes());
+                len += EXTENSION;
+            }
+            sink(&head[..len], part)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -166,6 +213,26 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_cut_is_put_together_again(len in 1usize..65_000, mtu in 1280u16..9000, v4 in any::<bool>()) {
+            let payload: Vec<u8> = (0..len).map(|at| at as u8 ^ (at >> 8) as u8).collect();
+            let address = |last: u8| if v4 { [192, 0, 2, last].into() } else { IpAddr::from([last; 16]) };
+            let long = Long { source: address(1), target: address(2), protocol: 17, ident: 7, payload: &payload };
+            let (mut all, mut whole) = (Reassembly::default(), None);
+            long.cut(mtu, &mut |head, part| {
+                let packet = [head, part].concat();
+                assert!(packet.len() <= usize::from(mtu));
+                let head = ip::parse(&packet).unwrap();
+                assert_eq!((head.source, head.target, head.protocol), (address(1), address(2), 17));
+                whole = match head.fragment {
+                    Some(piece) => all.add(&head, piece, &packet[head.payload.clone()], Instant::now()),
+                    None => Some(packet[head.payload.clone()].to_vec()),
+                };
+                true
+            });
+            prop_assert_eq!(whole, Some(payload));
+        }
+
         #[test]
         fn any_order_gives_the_whole(len in 1usize..4000, size in 1usize..60, order in any::<u64>()) {
             let whole: Vec<u8> = (0..len).map(|at| at as u8 ^ (at >> 8) as u8).collect();

@@ -23,6 +23,9 @@ pub const MAX_HEAD: usize = 40;
 /// Hop limit of packets that are made here.
 const HOP_LIMIT: u8 = 64;
 
+/// What forbids routers to cut a packet.
+const DONT_FRAGMENT: u8 = 0x40;
+
 /// Most extension heads that an IPv6 packet may have; more are an attack on whoever walks them.
 const MAX_EXTENSIONS: usize = 8;
 
@@ -158,6 +161,9 @@ pub fn head_len(address: IpAddr) -> usize {
 ///
 /// A length that its field cannot hold is left to the device, which cuts the train into packets.
 ///
+/// Only TCP forbids that its packets are cut on the way, as it alone makes shorter ones when it is told of a link that is too
+/// narrow.
+///
 /// # Panics
 /// If `out` is shorter than the head.
 pub fn encode(source: IpAddr, target: IpAddr, protocol: u8, len: usize, ident: u16, out: &mut [u8]) -> usize {
@@ -168,7 +174,7 @@ pub fn encode(source: IpAddr, target: IpAddr, protocol: u8, len: usize, ident: u
             head[0] = 0x45;
             head[2..4].copy_from_slice(&u16::try_from(len + 20).unwrap_or(0).to_be_bytes());
             head[4..6].copy_from_slice(&ident.to_be_bytes());
-            head[6] = 0x40; // do not fragment
+            head[6] = if protocol == protocol::TCP { DONT_FRAGMENT } else { 0 };
             head[8] = HOP_LIMIT;
             head[9] = protocol;
             head[12..16].copy_from_slice(&source.octets());
@@ -192,6 +198,19 @@ pub fn encode(source: IpAddr, target: IpAddr, protocol: u8, len: usize, ident: u
             head[24..40].copy_from_slice(&v6(target).octets());
             40
         }
+    }
+}
+
+/// Gives a packet of IPv4 that may be cut on the way a number, by which its pieces are told from those of others.
+///
+/// # Panics
+/// If it is shorter than the head that it claims to have.
+pub(crate) fn number(packet: &mut [u8], ident: u16) {
+    if packet[0] >> 4 == 4 && packet[6] & DONT_FRAGMENT == 0 {
+        packet[4..6].copy_from_slice(&ident.to_be_bytes());
+        packet[10..12].fill(0);
+        let sum = Sum::default().bytes(&packet[..20]).finish();
+        packet[10..12].copy_from_slice(&sum.to_be_bytes());
     }
 }
 

@@ -34,6 +34,7 @@ pub mod checksum;
 pub mod fragment;
 pub mod icmp;
 pub mod ip;
+mod narrow;
 pub mod stack;
 pub mod tcp;
 pub mod train;

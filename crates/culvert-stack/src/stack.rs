@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use culvert_wire::{Buf, BufChain};
 
 use crate::checksum::pseudo;
-use crate::fragment::Reassembly;
+use crate::fragment::{Long, Reassembly};
 use crate::icmp::{self, Unreachable};
 use crate::ip::{self, protocol};
+use crate::narrow::Narrow;
 use crate::tcp::conn::{Broken, Signals, State};
 use crate::tcp::segment::{self, Flags, Segment};
 use crate::tcp::{Conn, Seq};
@@ -194,8 +195,8 @@ pub enum Delivery {
         /// The whole packet.
         packet: Buf,
     },
-    /// Word of a smaller MTU for a connection that is not here, but may be in the stack of another queue, as its packets
-    /// have another hash than what they tell of.
+    /// Word of a smaller MTU that the stacks of other queues are to hear: for a connection that is not here, as its packets
+    /// have another hash than what they tell of, or for datagrams, which may leave by any.
     TooBig(TooBig),
 }
 
@@ -204,6 +205,7 @@ pub enum Delivery {
 pub struct TooBig {
     source: SocketAddr,
     target: SocketAddr,
+    protocol: u8,
     seq: Seq,
     mtu: u16,
 }
@@ -245,6 +247,7 @@ pub struct Stack {
     events: VecDeque<Event>,
     loose: VecDeque<Vec<u8>>,
     reassembly: Reassembly,
+    narrow: Narrow,
     secret: RandomState,
     born: Instant,
     ident: u16,
@@ -267,6 +270,7 @@ impl Stack {
             events: VecDeque::new(),
             loose: VecDeque::new(),
             reassembly: Reassembly::default(),
+            narrow: Narrow::default(),
             secret: RandomState::new(),
             born: now,
             ident: 0,
@@ -307,9 +311,13 @@ impl Stack {
         self.dispatch(&head, received, now)
     }
 
-    /// Takes word of a smaller MTU, of one of our packets. Whether the connection is here.
+    /// Takes word of a smaller MTU, of one of our packets. Whether it is for nobody else, as the connection is here.
     pub fn too_big(&mut self, word: &TooBig, now: Instant) -> bool {
-        let TooBig { source, target, seq, mtu } = *word;
+        let TooBig { source, target, protocol, seq, mtu } = *word;
+        if protocol != protocol::TCP {
+            self.narrow.learn(target.ip(), mtu, now);
+            return false;
+        }
         let Some(index) = self.by_pair.get(&(source, target)).copied() else { return false };
         self.touch(index, now, |conn, _, _| conn.reduce_mss(seq, mtu, now));
         true
@@ -356,11 +364,11 @@ impl Stack {
                         packet.truncate(head.payload.end);
                         Some(Delivery::Echo { source: head.source, target: head.target, packet })
                     }
-                    Some(icmp::Message::TooBig { source, target, protocol: protocol::TCP, seq, mtu }) => {
-                        let word = TooBig { source, target, seq, mtu };
+                    Some(icmp::Message::TooBig { source, target, protocol, seq, mtu }) => {
+                        let word = TooBig { source, target, protocol, seq, mtu };
                         if self.too_big(&word, now) { None } else { Some(Delivery::TooBig(word)) }
                     }
-                    Some(icmp::Message::TooBig { .. } | icmp::Message::Other) => None,
+                    Some(icmp::Message::Other) => None,
                     None => {
                         self.counters.malformed += 1;
                         None
@@ -489,7 +497,9 @@ impl Stack {
     }
 
     /// Queues a whole packet of the caller's: an answer to a ping, an error.
-    pub fn send_packet(&mut self, packet: Vec<u8>) {
+    pub fn send_packet(&mut self, mut packet: Vec<u8>) {
+        let ident = self.idents(1);
+        ip::number(&mut packet, ident);
         if self.loose.len() < MOST_LOOSE {
             self.loose.push_back(packet);
         }
@@ -653,12 +663,11 @@ impl Stack {
 
     /// Sends what is due. `false` if `sink` took no more, so that something is left.
     pub fn transmit(&mut self, now: Instant, sink: &mut Sink<'_>) -> bool {
-        while let Some(packet) = self.loose.front() {
-            if !sink(Outgoing { head: packet, payload: &[], segment: 0, checksum: None }) {
+        while let Some(packet) = self.loose.pop_front() {
+            if !self.send_loose(&packet, now, sink) {
+                self.loose.push_front(packet);
                 return false;
             }
-            self.counters.sent += 1;
-            self.loose.pop_front();
         }
         while let Some(index) = self.queue.pop_front() {
             let slot = &mut self.slots[index as usize];
@@ -719,28 +728,61 @@ impl Stack {
         }
     }
 
+    /// Longest packet that gets to `target` in one piece, as far as is known.
+    fn mtu_to(&self, target: IpAddr, now: Instant) -> u16 {
+        self.config.mtu.min(self.narrow.mtu(target, now).unwrap_or(u16::MAX))
+    }
+
+    /// Numbers for so many packets; the first of them.
+    fn idents(&mut self, count: usize) -> u16 {
+        let first = self.ident.wrapping_add(1);
+        self.ident = self.ident.wrapping_add(count as u16);
+        first
+    }
+
+    /// Sends a whole packet, in pieces if it is too long. `false` if `sink` took nothing of it.
+    fn send_loose(&mut self, packet: &[u8], now: Instant, sink: &mut Sink<'_>) -> bool {
+        if packet.len() > usize::from(self.config.mtu.min(Narrow::LEAST))
+            && let Ok(head) = ip::parse(packet)
+            && packet.len() > usize::from(self.mtu_to(head.target, now))
+        {
+            let ip::Head { source, target, protocol, payload, .. } = head;
+            let ident = self.idents(1);
+            return self.send_in_pieces(
+                Long { source, target, protocol, ident, payload: &packet[payload] },
+                now,
+                sink,
+            );
+        }
+        let taken = sink(Outgoing { head: packet, payload: &[], segment: 0, checksum: None });
+        self.counters.sent += u64::from(taken);
+        taken
+    }
+
     /// Sends a datagram, or with `segment` a train of datagrams of that length. `false` if `sink` took no more; of a train
     /// some may have left by then, and the caller drops the rest, as a network would.
     pub fn send_datagram(
         &mut self,
-        source: SocketAddr,
-        target: SocketAddr,
+        (source, target): (SocketAddr, SocketAddr),
         data: &[u8],
         segment: u16,
+        now: Instant,
         sink: &mut Sink<'_>,
     ) -> bool {
         let whole = usize::from(segment) == 0 || usize::from(segment) >= data.len();
-        if !whole && !self.config.offloads.udp_segment {
-            return data.chunks(segment.into()).all(|part| self.send_datagram(source, target, part, 0, sink));
+        let longest = usize::from(self.mtu_to(target.ip(), now)) - ip::head_len(target.ip()) - udp::HEAD;
+        if !whole && !(self.config.offloads.udp_segment && usize::from(segment) <= longest) {
+            return data
+                .chunks(segment.into())
+                .all(|part| self.send_datagram((source, target), part, 0, now, sink));
         }
-        self.ident = self.ident.wrapping_add(1);
         let mut head = [0; ip::MAX_HEAD + udp::HEAD];
-        let longest = usize::from(self.config.mtu) - ip::head_len(target.ip()) - udp::HEAD;
         if whole && data.len() > longest {
-            return self.send_in_pieces(source, target, data, sink);
+            return self.send_long_datagram((source, target), data, now, sink);
         }
+        let ident = self.idents(if whole { 1 } else { data.len().div_ceil(segment.into()) });
         let complete = !self.config.offloads.checksum;
-        let len = udp::encode(source, target, data, self.ident, complete, &mut head);
+        let len = udp::encode(source, target, data, ident, complete, &mut head);
         let at = (len - udp::HEAD) as u16;
         let taken = sink(Outgoing {
             head: &head[..len],
@@ -756,23 +798,25 @@ impl Stack {
     /// shorter, have one length. `false` if `sink` took no more, as with [`Stack::send_datagram`].
     pub fn send_datagrams(
         &mut self,
-        source: SocketAddr,
-        target: SocketAddr,
+        (source, target): (SocketAddr, SocketAddr),
         datagrams: &[IoSlice<'_>],
+        now: Instant,
         sink: &mut Sink<'_>,
     ) -> bool {
         let segment = datagrams.first().map_or(0, |first| first.len());
         let len: usize = datagrams.iter().map(|datagram| datagram.len()).sum();
         let heads = ip::head_len(target.ip()) + udp::HEAD;
-        let fits = segment + heads <= usize::from(self.config.mtu) && len + heads <= LONGEST;
+        let fits = segment + heads <= usize::from(self.mtu_to(target.ip(), now)) && len + heads <= LONGEST;
         // One without bytes would vanish in a train.
         let empty = datagrams.iter().any(|datagram| datagram.is_empty());
         if datagrams.len() < 2 || empty || !fits || !self.config.offloads.udp_segment {
-            return datagrams.iter().all(|datagram| self.send_datagram(source, target, datagram, 0, sink));
+            return datagrams
+                .iter()
+                .all(|datagram| self.send_datagram((source, target), datagram, 0, now, sink));
         }
-        self.ident = self.ident.wrapping_add(1);
+        let ident = self.idents(datagrams.len());
         let mut head = [0; ip::MAX_HEAD + udp::HEAD];
-        let end = udp::encode_for_device(source, target, len, self.ident, &mut head);
+        let end = udp::encode_for_device(source, target, len, ident, &mut head);
         let taken = sink(Outgoing {
             head: &head[..end],
             payload: datagrams,
@@ -784,46 +828,37 @@ impl Stack {
     }
 
     /// A datagram that is longer than a packet may be.
-    fn send_in_pieces(
+    fn send_long_datagram(
         &mut self,
-        source: SocketAddr,
-        target: SocketAddr,
+        (source, target): (SocketAddr, SocketAddr),
         data: &[u8],
+        now: Instant,
         sink: &mut Sink<'_>,
     ) -> bool {
-        let mut first = [0; ip::MAX_HEAD + udp::HEAD];
-        let len = udp::encode(source, target, data, self.ident, true, &mut first);
-        let mut whole = first[len - udp::HEAD..len].to_vec();
-        whole.extend(data);
-        if whole.len() > LONGEST - ip::MAX_HEAD {
+        // Version 6 does not count its head.
+        let heads = udp::HEAD + if target.is_ipv4() { ip::head_len(target.ip()) } else { 0 };
+        if heads + data.len() > LONGEST {
             return true; // no network carries it
         }
-        let (v4, ident) = (target.is_ipv4(), self.ident);
-        let own = if v4 { 0 } else { 8 };
-        let room = (usize::from(self.config.mtu) - ip::head_len(target.ip()) - own) / 8 * 8;
-        for (number, part) in whole.chunks(room).enumerate() {
-            let (offset, more) = (number * room, (number + 1) * room < whole.len());
-            let mut packet = vec![0; ip::MAX_HEAD];
-            let next = if v4 { protocol::UDP } else { 44 };
-            let at = ip::encode(source.ip(), target.ip(), next, part.len() + own, ident, &mut packet);
-            packet.truncate(at);
-            if v4 {
-                let field = (offset / 8) as u16 | if more { 0x2000 } else { 0 };
-                packet[6..8].copy_from_slice(&field.to_be_bytes());
-                packet[10..12].fill(0);
-                let sum = crate::checksum::Sum::default().bytes(&packet).finish();
-                packet[10..12].copy_from_slice(&sum.to_be_bytes());
-            } else {
-                packet.extend([protocol::UDP, 0]);
-                packet.extend((offset as u16 | u16::from(more)).to_be_bytes());
-                packet.extend(u32::from(ident).to_be_bytes());
-            }
-            if !sink(Outgoing { head: &packet, payload: &[IoSlice::new(part)], segment: 0, checksum: None }) {
-                return false;
-            }
-            self.counters.sent += 1;
-        }
-        true
+        let ident = self.idents(1);
+        let mut head = [0; ip::MAX_HEAD + udp::HEAD];
+        let len = udp::encode(source, target, data, ident, true, &mut head);
+        let payload = [&head[len - udp::HEAD..len], data].concat();
+        let (source, target, protocol) = (source.ip(), target.ip(), protocol::UDP);
+        self.send_in_pieces(Long { source, target, protocol, ident, payload: &payload }, now, sink)
+    }
+
+    /// Sends a packet in pieces. `false` if `sink` took none; if it took but some, the packet is lost as on any way.
+    fn send_in_pieces(&mut self, long: Long<'_>, now: Instant, sink: &mut Sink<'_>) -> bool {
+        let mtu = self.mtu_to(long.target, now);
+        let mut taken = 0;
+        let all = long.cut(mtu, &mut |head, part| {
+            let took = sink(Outgoing { head, payload: &[IoSlice::new(part)], segment: 0, checksum: None });
+            taken += u64::from(took);
+            took
+        });
+        self.counters.sent += taken;
+        all || taken > 0
     }
 }
 

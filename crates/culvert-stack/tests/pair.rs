@@ -218,7 +218,7 @@ fn datagrams_of_one_length_go_as_a_train_and_others_by_themselves() {
         let slices: Vec<IoSlice<'_>> = data.iter().map(|one| IoSlice::new(one)).collect();
         let (source, target) = ("192.0.2.1:53".parse().unwrap(), "10.0.0.1:1000".parse().unwrap());
         let mut packets = Vec::new();
-        stack.send_datagrams(source, target, &slices, &mut |out| {
+        stack.send_datagrams((source, target), &slices, Instant::now(), &mut |out| {
             packets.push((out.segment, out.payload.iter().map(|slice| slice.len()).sum::<usize>()));
             true
         });
@@ -232,6 +232,64 @@ fn datagrams_of_one_length_go_as_a_train_and_others_by_themselves() {
     assert_eq!(sent(able(), &[1472, 1472]), [(1472, 2944)]);
     assert_eq!(sent(able(), &[1473, 1473]).len(), 4, "too long for a packet: in pieces");
     assert_eq!(sent(Config::default(), &[500, 500]), [(0, 500), (0, 500)]);
+}
+
+/// All packets that an answer of 4,000 bytes leaves in, after word of `told`.
+fn answers(config: Config, source: &str, target: &str, told: Option<u16>) -> Vec<Vec<u8>> {
+    let (source, target) = (source.parse().unwrap(), target.parse().unwrap());
+    let (now, data) = (Instant::now(), pattern(4000, 1));
+    let mut stack = Stack::new(config, now);
+    let mut send = |stack: &mut Stack| {
+        let mut packets = Vec::new();
+        stack.send_datagram((source, target), &data, 0, now, &mut |out| {
+            let payload = out.payload.iter().flat_map(|slice| slice.to_vec());
+            packets.push(out.head.iter().copied().chain(payload).collect::<Vec<u8>>());
+            true
+        });
+        packets
+    };
+    let packets = send(&mut stack);
+    let Some(mtu) = told else { return packets };
+    let word = culvert_stack::icmp::too_long(&packets[0], mtu).unwrap();
+    stack.receive(Received { packet: word.into(), checked: false, segment: 0 }, now);
+    send(&mut stack)
+}
+
+#[test]
+fn datagrams_of_version_4_may_be_cut_on_the_way_and_have_a_number_for_that() {
+    let packets = answers(Config { mtu: 9000, ..Config::default() }, "192.0.2.1:53", "10.0.0.1:1000", None);
+    assert_eq!(packets.len(), 1);
+    assert_eq!((packets[0][6], &packets[0][4..6]), (0, &[0, 1][..]));
+}
+
+#[test]
+fn datagrams_of_version_6_are_cut_here_once_a_router_has_told_that_its_link_is_narrow() {
+    let config = || Config { mtu: 9000, ..Config::default() };
+    let (source, target) = ("[2001:db8::1]:53", "[fd00::1]:1000");
+    assert_eq!(answers(config(), source, target, None).len(), 1);
+    let packets = answers(config(), source, target, Some(1400));
+    let lengths: Vec<_> = packets.iter().map(Vec::len).collect();
+    assert_eq!(lengths, [1400, 1400, 1352], "1352 of 4008 bytes in each, behind 48");
+    // Nobody is made to send smaller pieces than every link carries.
+    assert_eq!(answers(config(), source, target, Some(100)).iter().map(Vec::len).max(), Some(1280));
+}
+
+#[test]
+fn long_answers_to_pings_leave_in_pieces() {
+    let mut stack = Stack::new(Config::default(), Instant::now());
+    for (source, target) in [("192.0.2.1", "10.0.0.1"), ("2001:db8::1", "fd00::1")] {
+        let mut message = pattern(4000, 1);
+        message[0] = 0;
+        let packet = culvert_stack::icmp::packet(source.parse().unwrap(), target.parse().unwrap(), message);
+        stack.send_packet(packet);
+        let mut lengths = Vec::new();
+        stack.transmit(Instant::now(), &mut |out| {
+            lengths.push(out.head.len() + out.payload.iter().map(|slice| slice.len()).sum::<usize>());
+            true
+        });
+        assert_eq!(lengths.len(), 3, "{lengths:?}");
+        assert!(lengths.iter().all(|len| *len <= 1500), "{lengths:?}");
+    }
 }
 
 #[test]

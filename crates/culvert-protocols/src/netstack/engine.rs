@@ -165,26 +165,27 @@ impl Engine {
         }
     }
 
-    /// Sends datagrams of one length, the last of which may be shorter, as far as the link takes them.
+    /// Sends datagrams of one length, the last of which may be shorter, from the first of two ends to the other, as far as the
+    /// link takes them.
     pub(crate) fn send_datagrams(
         &self,
         inner: &mut Inner,
-        source: SocketAddr,
-        target: SocketAddr,
+        ends: (SocketAddr, SocketAddr),
         datagrams: &[IoSlice<'_>],
+        now: Instant,
     ) {
-        inner.stack.send_datagrams(source, target, datagrams, &mut |out| self.link.send(&out, true));
+        inner.stack.send_datagrams(ends, datagrams, now, &mut |out| self.link.send(&out, true));
     }
 
-    /// Sends a datagram, or a train of them, if the link takes it.
+    /// Sends a datagram, or a train of them, from the first of two ends to the other, if the link takes it.
     pub(crate) fn send_datagram(
         &self,
         inner: &mut Inner,
-        source: SocketAddr,
-        target: SocketAddr,
+        ends: (SocketAddr, SocketAddr),
         data: &[u8],
         segment: u16,
+        now: Instant,
     ) {
-        inner.stack.send_datagram(source, target, data, segment, &mut |out| self.link.send(&out, true));
+        inner.stack.send_datagram(ends, data, segment, now, &mut |out| self.link.send(&out, true));
     }
 }

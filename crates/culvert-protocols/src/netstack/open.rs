@@ -90,12 +90,12 @@ impl PacketConn for BoundPackets {
 
     fn poll_send(&mut self, _: &mut Context<'_>, batch: &mut PacketBatch) -> Poll<io::Result<()>> {
         let (engine, ends) = (&self.engine, &self.ends);
-        engine.with(|inner, _| {
+        engine.with(|inner, now| {
             while let Some(packet) = batch.pop() {
                 let Some(target) = packet.peer.socket_addr() else { continue };
                 let own = ends.iter().map(|(local, _)| *local).find(|own| own.is_ipv4() == target.is_ipv4());
                 if let Some(own) = own {
-                    engine.send_datagram(inner, own, target, &packet.data, packet.segment);
+                    engine.send_datagram(inner, (own, target), &packet.data, packet.segment, now);
                 }
             }
         });

@@ -69,12 +69,12 @@ impl PacketConn for NetPackets {
             }
             (source.is_ipv4() == client.is_ipv4()).then_some(source)
         };
-        engine.with(|inner, _| {
+        engine.with(|inner, now| {
             let mut packets = batch.iter().peekable();
             while let Some(packet) = packets.next() {
                 let Some(from) = source(packet) else { continue };
                 if packet.segment > 0 {
-                    engine.send_datagram(inner, from, client, &packet.data, packet.segment);
+                    engine.send_datagram(inner, (from, client), &packet.data, packet.segment, now);
                     continue;
                 }
                 // Those of one sender and one length go on together.
@@ -94,7 +94,7 @@ impl PacketConn for NetPackets {
                     count += 1;
                     whole = next.data.len() == packet.data.len();
                 }
-                engine.send_datagrams(inner, from, client, &train[..count]);
+                engine.send_datagrams(inner, (from, client), &train[..count], now);
             }
         });
         batch.advance(batch.len());

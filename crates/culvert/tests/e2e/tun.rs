@@ -3,7 +3,7 @@
 //! Each test runs itself once more under unshare(1), and says so and is skipped where that is not permitted.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -380,7 +380,7 @@ fn datagrams_of_all_sizes_come_back() {
             for (host, local) in [("10.99.1.2", "0.0.0.0:0"), ("fd99::2", "[::]:0")] {
                 let socket = UdpSocket::bind(local).await?;
                 socket.connect((host, network.origin.port().number())).await?;
-                for size in [1, 100, 1472, 1473, 8000, 30_000, 60_000] {
+                for size in [1, 100, 1472, 1473, 8000, 30_000, 60_000, 65_507] {
                     let sent = pattern::bytes(size as u64, size);
                     socket.send(&sent).await?;
                     let mut buffer = vec![0; 65_536];
@@ -538,15 +538,22 @@ fn without_the_right_to_make_a_device_it_says_so() {
 /// ```text
 /// client 10.66.0.2 ─ path ─ 10.66.0.1 [forwarding] ─ tunt ─ our stack ─ origin
 /// ```
+///
+/// The path carries 1500 bytes; the device, as many as `tun` says.
 async fn over_a_path<F: Future<Output = Result>>(
+    tun: Value,
     shape: Shape,
     client: impl FnOnce(Arc<Network>, UnboundedSender<u32>) -> F + Send + 'static,
 ) -> Result {
-    let network = Arc::new(Network::routed(json!({ "mtu": 1500 })).await?);
-    let address = |last| [Prefix { ip: Ipv4Addr::new(10, 66, 0, last).into(), len: 24 }];
+    let network = Arc::new(Network::routed(tun).await?);
+    let address = |last: u8| {
+        let v6 = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, last.into());
+        [Prefix { ip: Ipv4Addr::new(10, 66, 0, last).into(), len: 24 }, Prefix { ip: v6.into(), len: 64 }]
+    };
     let near = path::End::open(1500, &address(1))?;
     let device = near.name().to_owned();
     std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+    std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
     let (narrow, mut narrows) = tokio::sync::mpsc::unbounded_channel();
     let theirs = Arc::clone(&network);
     let client = std::thread::spawn(move || {
@@ -554,6 +561,7 @@ async fn over_a_path<F: Future<Output = Result>>(
             culvert_os::netns::isolate_thread()?;
             let far = path::End::open(1500, &address(2))?;
             ip("route add 10.99.0.0/16 via 10.66.0.1");
+            ip("-6 route add fd99::/16 via fd66::1");
             let _link = path::Link::join([near, far], [shape.clone(), shape], 7)?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(client(theirs, narrow))
@@ -573,7 +581,7 @@ fn the_kernels_tcp_gets_every_byte_over_a_bad_path() {
     alone("the_kernels_tcp_gets_every_byte_over_a_bad_path", || async {
         let delay = Duration::from_millis(5);
         let shape = Shape { delay, reorder: 0.1, late: delay, repeat: 0.01, ..Shape::default() };
-        over_a_path(shape.losing(Loss::Random(0.02)), |network, _narrow| async move {
+        over_a_path(json!({ "mtu": 1500 }), shape.losing(Loss::Random(0.02)), |network, _narrow| async move {
             network.bulk("10.99.1.2", 3 << 20).await?;
             // A half-close arrives as one over such a path, too.
             let seed = fresh_seed();
@@ -593,7 +601,7 @@ fn the_kernels_tcp_gets_every_byte_over_a_bad_path() {
 fn packets_that_must_get_shorter_on_the_way_do() {
     alone("packets_that_must_get_shorter_on_the_way_do", || async {
         let shape = Shape { delay: Duration::from_millis(2), ..Shape::default() };
-        over_a_path(shape, |network, narrow| async move {
+        over_a_path(json!({ "mtu": 1500 }), shape, |network, narrow| async move {
             let (seed, length) = (fresh_seed(), 24 << 20);
             let mut stream = network.ask("10.99.1.2", Service::Send { seed, length }).await?;
             // The way back gets narrow in the middle, and narrower: the system tells our stack by ICMP.
@@ -609,6 +617,63 @@ fn packets_that_must_get_shorter_on_the_way_do() {
         })
         .await
     });
+}
+
+#[test]
+fn datagrams_longer_than_the_clients_link_arrive_in_pieces() {
+    alone("datagrams_longer_than_the_clients_link_arrive_in_pieces", || async {
+        for mtu in [65_535, 9000, 1500, 1400] {
+            let client = |network: Arc<Network>, _narrow| async move {
+                for (host, local) in [("10.99.1.2", "0.0.0.0:0"), ("fd99::2", "[::]:0")] {
+                    let socket = UdpSocket::bind(local).await?;
+                    socket.connect((host, network.origin.port().number())).await?;
+                    for size in [1472, 1473, 4000, 20_000] {
+                        let sent = pattern::bytes(size as u64, size);
+                        socket.send(&sent).await?;
+                        let mut buffer = vec![0; 65_536];
+                        let mut received =
+                            tokio::time::timeout(Duration::from_secs(2), socket.recv(&mut buffer)).await;
+                        if received.is_err() && host.contains(':') {
+                            // Nobody but who sends it cuts a packet of IPv6, and learns that it has to by losing one.
+                            socket.send(&sent).await?;
+                            received = tokio::time::timeout(STEP, socket.recv(&mut buffer)).await;
+                        }
+                        let length =
+                            received.map_err(|_| format!("{host}: {size} bytes do not come back"))??;
+                        ensure!(
+                            buffer[..length] == sent,
+                            "{host}: {size} bytes come back as {length} others"
+                        );
+                    }
+                    many_datagrams(&socket, 2000).await.map_err(|error| format!("{host}: {error}"))?;
+                }
+                Ok(())
+            };
+            let carried = over_a_path(json!({ "mtu": mtu }), Shape::default(), client).await;
+            carried.map_err(|error| format!("mtu {mtu}: {error}"))?;
+        }
+        Ok(())
+    });
+}
+
+/// Sends datagrams of one size, ten at a time, and wants each of them back as it was.
+async fn many_datagrams(socket: &UdpSocket, size: usize) -> Result {
+    for spell in 0..20u64 {
+        let sent: Vec<_> = (0..10).map(|number| pattern::bytes(spell * 10 + number, size)).collect();
+        for datagram in &sent {
+            socket.send(datagram).await?;
+        }
+        let mut missing = sent.clone();
+        let mut buffer = vec![0; 65_536];
+        while !missing.is_empty() {
+            let left = missing.len();
+            let received = tokio::time::timeout(STEP, socket.recv(&mut buffer)).await;
+            let length = received.map_err(|_| format!("spell {spell}: {left} are missing"))??;
+            let at = missing.iter().position(|datagram| *datagram == buffer[..length]);
+            missing.swap_remove(at.ok_or("a datagram that nobody sent")?);
+        }
+    }
+    Ok(())
 }
 
 /// Sends a ping, and returns the type of the message that comes back about it.
