@@ -25,6 +25,7 @@ pub(super) fn check(options: &Options, root: &Node, cx: &mut Cx<'_>) {
         check_inbound(inbound, node, cx);
     }
     check_ports(&options.inbounds, list("inbounds"), cx);
+    super::networks::check(options, root, cx);
     for (outbound, node) in options.outbounds.iter().zip(list("outbounds")) {
         check_outbound(outbound, node, cx);
     }
@@ -251,7 +252,7 @@ fn fault_of_name(text: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use crate::{Source, load};
 
     /// The warnings of a configuration, each as `line: path: message`.
@@ -262,7 +263,7 @@ mod tests {
     }
 
     /// Expects one warning for each line of `words`, in this order, with these words in it.
-    fn expect(text: &str, words: &[&str]) {
+    pub(in crate::check) fn expect(text: &str, words: &[&str]) {
         let found = warnings(text);
         let fits =
             found.len() == words.len() && found.iter().zip(words).all(|(one, words)| one.contains(words));

@@ -5,6 +5,7 @@
 
 mod advice;
 mod dns;
+mod networks;
 mod references;
 mod resolver;
 mod route;
