@@ -70,7 +70,7 @@ const KNOWN: &[Known] = &[
     known("hysteria", "HYSTERIA_BIN", Kind::Hysteria, "version"),
     known("hev-socks5-tunnel", "HEV_SOCKS5_TUNNEL_BIN", Kind::HevSocks5Tunnel, "--version"),
     Known { file: "tun2proxy-bin", ..known("tun2proxy", "TUN2PROXY_BIN", Kind::Tun2proxy, "--version") },
-    known("tun2socks", "TUN2SOCKS_BIN", Kind::Tun2socks, "-version"),
+    known("tun2socks", "TUN2SOCKS_BIN", Kind::Tun2socks, "--version"),
     known("wireguard-go", "WIREGUARD_GO_BIN", Kind::WireguardGo, "--version"),
 ];
 
