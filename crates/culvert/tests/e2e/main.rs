@@ -20,6 +20,7 @@
 //! | [`shadowtls`] | ShadowTLS with Shadowsocks inside, and strangers before it                        |
 //! | [`v2ray`]   | Debian's v2ray as the other end                                                       |
 //! | [`tun`]     | a TUN device in a network namespace of its own                                        |
+//! | [`tun_faults`] | the same: what others were seen to do wrong                                    |
 //! | [`tun_routes`] | the same, put in the way of the system's traffic and of clients behind it             |
 //! | [`exec`]    | `culvert exec` and `culvert tun2socks`                                                |
 //! | [`wireguard`] | WireGuard with sing-box and with wireguard-go |
@@ -59,6 +60,7 @@ mod table;
 mod transparent;
 mod trojan_gfw;
 mod tun;
+mod tun_faults;
 mod tun_routes;
 mod unbound;
 mod v2ray;
