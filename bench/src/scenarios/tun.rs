@@ -259,7 +259,9 @@ impl Engine<'_> {
             }
             Kind::Tun2socks => (
                 None,
-                words(format!("--device tun://{DEVICE} --proxy socks5://{server} --mtu {mtu} --loglevel error")),
+                words(format!(
+                    "--device tun://{DEVICE} --proxy socks5://{server} --mtu {mtu} --loglevel error"
+                )),
             ),
             _ => {
                 let config = json!({
