@@ -771,7 +771,8 @@ impl Stack {
     ) -> bool {
         let whole = usize::from(segment) == 0 || usize::from(segment) >= data.len();
         let longest = usize::from(self.mtu_to(target.ip(), now)) - ip::head_len(target.ip()) - udp::HEAD;
-        if !whole && !(self.config.offloads.udp_segment && usize::from(segment) <= longest) {
+        let is_train = self.config.offloads.udp_segment && usize::from(segment) <= longest;
+        if !whole && !is_train {
             return data
                 .chunks(segment.into())
                 .all(|part| self.send_datagram((source, target), part, 0, now, sink));
