@@ -226,7 +226,7 @@ mod tests {
                 assert_eq!((head.source, head.target, head.protocol), (address(1), address(2), 17));
                 whole = match head.fragment {
                     Some(piece) => all.add(&head, piece, &packet[head.payload.clone()], Instant::now()),
-                    None => Some(packet[head.payload.clone()].to_vec()),
+                    None => Some(packet[head.payload].to_vec()),
                 };
                 true
             });
