@@ -239,7 +239,7 @@ fn answers(config: Config, source: &str, target: &str, told: Option<u16>) -> Vec
     let (source, target) = (source.parse().unwrap(), target.parse().unwrap());
     let (now, data) = (Instant::now(), pattern(4000, 1));
     let mut stack = Stack::new(config, now);
-    let mut send = |stack: &mut Stack| {
+    let send = |stack: &mut Stack| {
         let mut packets = Vec::new();
         stack.send_datagram((source, target), &data, 0, now, &mut |out| {
             let payload = out.payload.iter().flat_map(|slice| slice.to_vec());
@@ -250,7 +250,7 @@ fn answers(config: Config, source: &str, target: &str, told: Option<u16>) -> Vec
     };
     let packets = send(&mut stack);
     let Some(mtu) = told else { return packets };
-    let word = culvert_stack::icmp::too_long(&packets[0], mtu).unwrap();
+    let word = icmp::too_long(&packets[0], mtu).unwrap();
     stack.receive(Received { packet: word.into(), checked: false, segment: 0 }, now);
     send(&mut stack)
 }
@@ -280,7 +280,7 @@ fn long_answers_to_pings_leave_in_pieces() {
     for (source, target) in [("192.0.2.1", "10.0.0.1"), ("2001:db8::1", "fd00::1")] {
         let mut message = pattern(4000, 1);
         message[0] = 0;
-        let packet = culvert_stack::icmp::packet(source.parse().unwrap(), target.parse().unwrap(), message);
+        let packet = icmp::packet(source.parse().unwrap(), target.parse().unwrap(), message);
         stack.send_packet(packet);
         let mut lengths = Vec::new();
         stack.transmit(Instant::now(), &mut |out| {
