@@ -58,6 +58,10 @@ const SOME: usize = 4;
 
 /// So many handshakes at once leave enough memory behind for it to be given back.
 const CROWD: usize = 512;
+/// And so many one after the other, whatever became of them.
+const MANY: usize = 4096;
+/// After this time those of a crowd have gone that were served, and their tasks.
+const SETTLING: Duration = Duration::from_secs(2);
 
 /// The network a client comes from, as far as limits go.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -96,11 +100,22 @@ struct Table {
     by_prefix: HashMap<Prefix, BTreeSet<u64>>,
     /// Most at once since the table was last empty.
     peak: usize,
+    /// How many there were since memory was last given back.
+    entered: usize,
     /// Those that had to go before their task was named; they are ended when it is.
     evicted_early: HashSet<u64>,
 }
 
 impl Table {
+    /// Now that it is empty: whether there were so many that their memory is worth being given back.
+    fn ends_a_crowd(&mut self) -> bool {
+        let ends = std::mem::take(&mut self.peak) >= CROWD || self.entered >= MANY;
+        if ends {
+            self.entered = 0;
+        }
+        ends
+    }
+
     fn remove(&mut self, number: u64) -> Option<Entry> {
         let entry = self.all.remove(&number)?;
         if let Some(same) = self.by_prefix.get_mut(&entry.prefix) {
@@ -111,6 +126,11 @@ impl Table {
         }
         Some(entry)
     }
+}
+
+fn release() {
+    culvert_wire::pool::trim();
+    culvert_os::process::release_free_memory();
 }
 
 /// All handshakes under way.
@@ -168,6 +188,7 @@ impl Handshakes {
         table.by_prefix.entry(prefix).or_default().insert(number);
         table.all.insert(number, Entry { prefix, who, since: Instant::now(), task: Arc::clone(&task) });
         table.peak = table.peak.max(table.all.len());
+        table.entered += 1;
         drop(table);
         if was_empty {
             self.woken.notify_one();
@@ -223,9 +244,13 @@ impl Handshakes {
         loop {
             let oldest = self.lock().all.values().next().map(|entry| entry.since);
             let Some(oldest) = oldest else {
-                if std::mem::take(&mut self.lock().peak) >= CROWD {
-                    culvert_wire::pool::trim();
-                    culvert_os::process::release_free_memory();
+                if self.lock().ends_a_crowd() {
+                    release();
+                    tokio::spawn(async {
+                        tokio::time::sleep(SETTLING).await;
+                        release();
+                        culvert_os::process::release_program_pages();
+                    });
                 }
                 self.woken.notified().await;
                 continue;
