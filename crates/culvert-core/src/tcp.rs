@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use culvert_wire::{Buf, BufChain, Room};
@@ -16,14 +17,53 @@ use crate::conn::{Half, NoBypass, StreamConn};
 /// What one read asks for at first, and what it may grow to while the socket keeps filling it.
 const READ_MIN: usize = 16 << 10;
 const READ_MAX: usize = 256 << 10;
+/// What it may grow to where many sockets have more than is read at once: each of them may have the last read waiting for a
+/// peer that is slower, and in a crowd that is what the program's memory is made of.
+const READ_CROWDED: usize = 64 << 10;
+/// So many sockets that are ahead are a crowd, and so many one in which all reads are as small as they can be.
+const CROWD: usize = 32;
+const LARGE_CROWD: usize = 128;
 /// Pieces in one vectored call.
 const PIECES: usize = 16;
 
-/// A TCP socket. Reads are as large as the stream has shown to need: 16 KiB, up to 256 KiB under bulk.
+/// How many sockets are ahead of who reads them: the last read was filled, and none has had to wait since.
+static AHEAD: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a socket counts as one that is ahead.
+#[derive(Default)]
+struct Ahead(bool);
+
+impl Ahead {
+    fn set(&mut self, is_ahead: bool) {
+        match (std::mem::replace(&mut self.0, is_ahead), is_ahead) {
+            (false, true) => _ = AHEAD.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = AHEAD.fetch_sub(1, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+/// Most bytes for one read, with so many sockets ahead.
+fn most(ahead: usize) -> usize {
+    match ahead {
+        0..=CROWD => READ_MAX,
+        0..=LARGE_CROWD => READ_CROWDED,
+        _ => READ_MIN,
+    }
+}
+
+/// A TCP socket. Reads are as large as the stream has shown to need: 16 KiB, up to 256 KiB under bulk, less in a crowd.
 pub struct TcpConn {
     stream: TcpStream,
     /// What the next read asks for, in bytes.
     want: usize,
+    ahead: Ahead,
 }
 
 impl TcpConn {
@@ -31,7 +71,7 @@ impl TcpConn {
     /// be in any other.
     #[must_use]
     pub fn new(stream: TcpStream) -> Self {
-        Self { stream, want: READ_MIN }
+        Self { stream, want: READ_MIN, ahead: Ahead::default() }
     }
 
     /// The socket, as it was given.
@@ -88,11 +128,17 @@ fn write_ready(
 impl StreamConn for TcpConn {
     fn poll_read_chain(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<io::Result<BufChain>> {
         loop {
-            ready!(self.stream.poll_read_ready(cx))?;
-            let mut pieces = Pieces::take(self.want, room);
+            let Poll::Ready(ready) = self.stream.poll_read_ready(cx) else {
+                self.ahead.set(false);
+                return Poll::Pending;
+            };
+            ready?;
+            let most = most(AHEAD.load(Ordering::Relaxed));
+            let mut pieces = Pieces::take(self.want.min(most), room);
             let asked = pieces.space;
             match read_ready(&self.stream, asked, || pieces.read(&self.stream)) {
                 Ok(count) => {
+                    self.ahead.set(count == asked);
                     self.want = match count {
                         _ if count == asked => (self.want * 2).min(READ_MAX),
                         _ if count < self.want / 4 => (self.want / 2).max(READ_MIN),
@@ -212,5 +258,34 @@ impl AsyncWrite for TcpConn {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[test]
+    fn reads_are_small_in_a_crowd() {
+        assert_eq!(
+            [0, CROWD, CROWD + 1, LARGE_CROWD, LARGE_CROWD + 1].map(most),
+            [READ_MAX, READ_MAX, READ_CROWDED, READ_CROWDED, READ_MIN]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_socket_counts_as_ahead_until_it_is_waited_for_or_gone() {
+        let listener = tokio::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let mut far = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut conn = TcpConn::new(listener.accept().await.unwrap().0);
+        far.write_all(&[7; READ_MIN]).await.unwrap();
+        while conn.stream.peek(&mut [0; READ_MIN]).await.unwrap() < READ_MIN {}
+        let read = crate::conn::read_chain(&mut conn, Room::NONE).await.unwrap();
+        assert_eq!((read.len(), conn.ahead.0), (READ_MIN, true));
+        let waits = std::future::poll_fn(|cx| Poll::Ready(conn.poll_read_chain(cx, Room::NONE).is_pending()));
+        assert!(waits.await);
+        assert!(!conn.ahead.0, "it waits for the socket now");
     }
 }
