@@ -17,16 +17,16 @@ use crate::conn::{Half, NoBypass, StreamConn};
 /// What one read asks for at first, and what it may grow to while the socket keeps filling it.
 const READ_MIN: usize = 16 << 10;
 const READ_MAX: usize = 256 << 10;
-/// What it may grow to where many sockets have more than is read at once: each of them may have the last read waiting for a
+/// What it may grow to where what many sockets brought is still under way: each of them may have its last read waiting for a
 /// peer that is slower, and in a crowd that is what the program's memory is made of.
 const READ_CROWDED: usize = 64 << 10;
 /// So many sockets that are ahead are a crowd, and so many one in which all reads are as small as they can be.
-const CROWD: usize = 32;
-const LARGE_CROWD: usize = 128;
+const CROWD: usize = 24;
+const LARGE_CROWD: usize = 64;
 /// Pieces in one vectored call.
 const PIECES: usize = 16;
 
-/// How many sockets are ahead of who reads them: the last read was filled, and none has had to wait since.
+/// How many sockets are ahead of where their data goes: they have brought some, and nobody has come back to wait for more.
 static AHEAD: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether a socket counts as one that is ahead.
@@ -51,10 +51,12 @@ impl Drop for Ahead {
 
 /// Most bytes for one read, with so many sockets ahead.
 fn most(ahead: usize) -> usize {
-    match ahead {
-        0..=CROWD => READ_MAX,
-        0..=LARGE_CROWD => READ_CROWDED,
-        _ => READ_MIN,
+    if ahead <= CROWD {
+        READ_MAX
+    } else if ahead <= LARGE_CROWD {
+        READ_CROWDED
+    } else {
+        READ_MIN
     }
 }
 
@@ -138,7 +140,7 @@ impl StreamConn for TcpConn {
             let asked = pieces.space;
             match read_ready(&self.stream, asked, || pieces.read(&self.stream)) {
                 Ok(count) => {
-                    self.ahead.set(count == asked);
+                    self.ahead.set(count > 0);
                     self.want = match count {
                         _ if count == asked => (self.want * 2).min(READ_MAX),
                         _ if count < self.want / 4 => (self.want / 2).max(READ_MIN),

@@ -8,6 +8,24 @@ use std::sync::Arc;
 use culvert_config::options::users::LoginUser;
 use subtle::{Choice, ConstantTimeEq};
 
+/// The first of `items` that `fits` knows, for protocols in which each has to be tried, by cryptography: after every
+/// `at_once` of them other tasks have their turn.
+pub(crate) async fn find_in_turns<'a, T, R>(
+    items: &'a [T],
+    at_once: usize,
+    mut fits: impl FnMut(&'a T) -> Option<R>,
+) -> Option<R> {
+    for (turn, some) in items.chunks(at_once).enumerate() {
+        if turn > 0 {
+            tokio::task::yield_now().await;
+        }
+        if let Some(found) = some.iter().find_map(&mut fits) {
+            return Some(found);
+        }
+    }
+    None
+}
+
 /// Who may use an inbound. A name may have several passwords.
 #[derive(Default)]
 pub struct Users {

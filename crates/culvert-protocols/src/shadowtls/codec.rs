@@ -91,7 +91,11 @@ impl Password {
     /// The tag of a ClientHello, which is a message without a record's header.
     fn hello_tag(&self, message: &[u8]) -> [u8; TAG] {
         let (before, rest) = message.split_at(HELLO_TAG.start - HEADER);
-        self.tag(&[before, &[0; TAG], &rest[TAG..]]).now()
+        let mut context = hmac::Context::with_key(&self.0.0);
+        for part in [before, &[0; TAG], &rest[TAG..]] {
+            context.update(part);
+        }
+        first(&context.sign())
     }
 
     /// Signs the session id of a ClientHello's message.
@@ -103,6 +107,13 @@ impl Password {
         let tag = self.hello_tag(message);
         message[HELLO_TAG.start - HEADER..HELLO_TAG.end - HEADER].copy_from_slice(&tag);
     }
+}
+
+/// The bytes of a tag that are sent.
+fn first<const N: usize>(tag: &hmac::Tag) -> [u8; N] {
+    let mut first = [0; N];
+    first.copy_from_slice(&tag.as_ref()[..N]);
+    first
 }
 
 /// A tag over all that was taken in so far.
@@ -118,10 +129,7 @@ impl Tag {
     /// The first bytes of the tag at this moment.
     #[must_use]
     pub fn now<const N: usize>(&self) -> [u8; N] {
-        let tag = self.0.clone().sign();
-        let mut first = [0; N];
-        first.copy_from_slice(&tag.as_ref()[..N]);
-        first
+        first(&self.0.clone().sign())
     }
 
     /// Takes in the payload of a record and then its tag, which is returned.

@@ -21,7 +21,10 @@ use super::server::{Plain, Second, Step, Third, fingerprint};
 use crate::BuildError;
 use crate::fields::server::server as target;
 use crate::table::MakeDialer;
+use crate::users::find_in_turns;
 
+/// Users that are tried before other connections have their turn.
+const AT_ONCE: usize = 64;
 /// Hellos that are remembered. Nobody without a password can add to them.
 const REMEMBERED: usize = 16 << 10;
 /// Where a site listens that is known by its name only.
@@ -151,7 +154,7 @@ impl StreamServer for ShadowTlsServer {
             Version::Second(_) => (client.hello().await?, None),
             Version::Third { users, .. } => {
                 let hello = client.hello().await?;
-                let known = users.iter().find(|(_, password)| password.signed(&hello));
+                let known = find_in_turns(users, AT_ONCE, |user| user.1.signed(&hello).then_some(user)).await;
                 (hello.clone(), known.filter(|_| self.is_first(&hello)))
             }
         };
