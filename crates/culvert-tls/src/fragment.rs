@@ -11,13 +11,15 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use culvert_core::conn::write_chain;
 use culvert_core::{BoxStream, Half, StreamConn};
 use culvert_wire::BufChain;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::hello;
 use crate::record::HEADER;
@@ -32,6 +34,18 @@ const NEAR: Duration = Duration::from_millis(20);
 
 /// Writes a flight of handshake messages, in pieces if it begins with a hello that names a server.
 pub(crate) async fn write(conn: &mut BoxStream, flight: &[u8], fragment: Fragment) -> io::Result<()> {
+    for (number, piece) in writes(flight, fragment)?.iter().enumerate() {
+        if number > 0 {
+            let mut gap = Gap::new(fragment);
+            std::future::poll_fn(|cx| gap.poll(cx, conn)).await?;
+        }
+        write_chain(conn, &mut BufChain::copied(piece)).await?;
+    }
+    Ok(())
+}
+
+/// What is to be written at a time, with a [`Gap`] before each but the first.
+pub(crate) fn writes(flight: &[u8], fragment: Fragment) -> io::Result<Vec<Vec<u8>>> {
     let pieces = match hello::server_name(flight) {
         Some(name) if fragment.segments || fragment.records => {
             let mut seeds = [0; 32];
@@ -40,32 +54,42 @@ pub(crate) async fn write(conn: &mut BoxStream, flight: &[u8], fragment: Fragmen
         }
         _ => vec![flight.to_vec()],
     };
-    if !fragment.segments {
-        return write_chain(conn, &mut BufChain::copied(&pieces.concat())).await;
-    }
-    for (number, piece) in pieces.iter().enumerate() {
-        if number > 0 {
-            arrived(conn, fragment.fallback_delay.unwrap_or(FALLBACK_DELAY)).await?;
-        }
-        write_chain(conn, &mut BufChain::copied(piece)).await?;
-    }
-    Ok(())
+    Ok(if fragment.segments { pieces } else { vec![pieces.concat()] })
 }
 
-/// Waits until what was written has been acknowledged.
-async fn arrived(conn: &mut BoxStream, fallback: Duration) -> io::Result<()> {
-    let start = Instant::now();
-    while let Some(socket) = conn.kernel_socket(Half::Write) {
-        if culvert_os::socket::send_queue(socket.as_fd())?.unacknowledged == 0 {
-            if start.elapsed() > NEAR {
-                return Ok(());
-            }
-            break;
-        }
-        sleep(POLL).await;
+/// The wait until what was written has been acknowledged.
+pub(crate) struct Gap {
+    since: Instant,
+    fallback: Duration,
+    timer: Pin<Box<Sleep>>,
+    /// Nothing is asked for any more when the timer ends.
+    last: bool,
+}
+
+impl Gap {
+    pub(crate) fn new(fragment: Fragment) -> Self {
+        let fallback = fragment.fallback_delay.unwrap_or(FALLBACK_DELAY);
+        Self { since: Instant::now(), fallback, timer: Box::pin(sleep(Duration::ZERO)), last: false }
     }
-    sleep(fallback).await;
-    Ok(())
+
+    /// Ready once the next piece may be written to `conn`.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, conn: &mut BoxStream) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.timer.as_mut().poll(cx));
+            if self.last {
+                return Poll::Ready(Ok(()));
+            }
+            let wait = match conn.kernel_socket(Half::Write) {
+                Some(socket) if culvert_os::socket::send_queue(socket.as_fd())?.unacknowledged > 0 => POLL,
+                Some(_) if self.since.elapsed() > NEAR => return Poll::Ready(Ok(())),
+                _ => {
+                    self.last = true;
+                    self.fallback
+                }
+            };
+            self.timer.as_mut().reset(Instant::now() + wait);
+        }
+    }
 }
 
 /// Cuts `flight` within the labels of the name at `name`. `seeds` chooses the places.

@@ -23,6 +23,7 @@
 //! | `verify`, [`authorities`], `identity` | certificates: the peer's, whom to trust, our own |
 //! | [`error`], [`fault`] | what went wrong and for which name |
 //! | `fragment`, `hello` | the first message in pieces |
+//! | [`relayed`] | the same for somebody else's first message |
 //! | `watch` | files that change |
 //!
 //! Left out on purpose: kernel TLS, ECH on the side of a server.
@@ -48,6 +49,7 @@ pub mod options;
 mod provider;
 pub mod reality;
 pub mod record;
+pub mod relayed;
 pub mod schedule;
 mod sessions;
 pub mod settings;

@@ -314,7 +314,7 @@ impl Parts {
     /// Makes all of it. `None` if the default outbound could not be built.
     pub(crate) fn build(options: &Options, errors: &mut BuildErrors) -> Option<Self> {
         let (flows, history) = (Flows::new(), Arc::new(History::default()));
-        let surroundings = Surroundings::new(&options.route.dhcp_lease_files);
+        let surroundings = Surroundings::new(&options.route.dhcp_lease_files, &options.endpoints);
         let names = dns::names(options, surroundings.outward());
         let store = culvert_tls::Store::new(culvert_tls::options::store(&options.certificate));
         let around = Around {

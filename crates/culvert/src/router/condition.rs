@@ -40,18 +40,6 @@ pub(crate) fn for_each_default(options: &RuleOptions, visit: &mut dyn FnMut(&Def
     }
 }
 
-/// The keys in use whose facts nobody finds yet. Such a rule would silently never match, so it is refused.
-pub(crate) fn unbuilt(options: &RuleOptions) -> Vec<&'static str> {
-    let mut keys = Vec::new();
-    for_each_default(options, &mut |rule| {
-        let items = [("preferred_by", !rule.preferred_by.is_empty())];
-        keys.extend(items.into_iter().filter(|(_, used)| *used).map(|(key, _)| key));
-    });
-    keys.sort_unstable();
-    keys.dedup();
-    keys
-}
-
 /// The keys in use that nothing on this system ever matches (sing-box: its apps only).
 pub(crate) fn unmatched(options: &RuleOptions) -> Vec<&'static str> {
     let mut keys = Vec::new();

@@ -9,15 +9,19 @@
 //! | [`sniff`] | the action of that name |
 //! | [`surroundings`], `leases` | the program behind a connection, interfaces, neighbours |
 //! | [`explain`] | a decision in words |
+//! | [`preferred`] | which destinations endpoints ask for |
+//! | [`shaped`] | an outbound whose first TLS message is taken apart, or whose datagrams go to one target only |
 //! | [`redirect`] | an outbound that dials something else than the client named |
 
 pub(crate) mod condition;
 mod explain;
 mod leases;
+mod preferred;
 mod redirect;
 pub(crate) mod remote;
 pub(crate) mod rule;
 mod rule_sets;
+mod shaped;
 mod sniff;
 pub(crate) mod surroundings;
 
@@ -40,6 +44,7 @@ use redirect::Redirected;
 pub(crate) use rule::Refusal;
 use rule::{Action, Options, Rule};
 pub(crate) use rule_sets::RuleSetStore;
+use shaped::Shape;
 use surroundings::{Around, Surroundings};
 
 /// The rules and the outbounds they name.
@@ -163,7 +168,10 @@ impl Router {
         };
         let way = Way { rule: Arc::clone(rule), chain: picked.chain };
         let udp_idle = journey.udp_timeout;
+        let shape = journey.shape;
+        let asked = journey.asked.clone();
         let outbound = Redirected::wrap(picked.outbound, journey, session, &self.dns);
+        let outbound = shape.wrap(outbound, &asked, session.network);
         Decision::Dial { outbound, way, udp_idle }
     }
 }
@@ -218,6 +226,7 @@ struct Journey {
     sniffed: bool,
     udp_timeout: Option<Duration>,
     keep_peers: bool,
+    shape: Shape,
     around: Around,
 }
 
@@ -231,6 +240,7 @@ impl Journey {
             sniffed: false,
             udp_timeout: None,
             keep_peers: false,
+            shape: Shape::default(),
             around: Around::default(),
         }
     }
@@ -246,6 +256,7 @@ impl Journey {
         }
         self.udp_timeout = options.udp_timeout.or(self.udp_timeout);
         self.keep_peers |= options.keep_peers;
+        self.shape.set(options);
     }
 
     /// What rules look at.

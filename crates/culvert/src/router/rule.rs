@@ -9,11 +9,12 @@ use culvert_config::options::rule::{
 use culvert_core::Strategy;
 use culvert_protocols::fields::dial::strategy;
 use culvert_rules::rule as rules;
+use culvert_tls::settings::Fragment;
 use culvert_wire::Host;
 use tokio::time::Instant;
 
 use super::RuleSetStore;
-use super::condition::{Conditions, rule_options, unbuilt, unmatched};
+use super::condition::{Conditions, rule_options, unmatched};
 use super::sniff::Settings;
 use crate::dns::{Dns, QueryChanges, Scope};
 use crate::instance::BuildErrors;
@@ -49,13 +50,17 @@ pub(super) struct Lookup {
 }
 
 /// Options that a rule sets for the connections it matches.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Options {
     pub(super) override_host: Option<Host>,
     pub(super) override_port: Option<u16>,
     pub(super) udp_timeout: Option<Duration>,
     /// Datagrams come from the address that was dialled, not from what the client asked for.
     pub(super) keep_peers: bool,
+    /// Datagrams go to the first destination only, and come from it.
+    pub(super) udp_connect: bool,
+    /// How a client's first TLS message is taken apart.
+    pub(super) fragment: Fragment,
 }
 
 /// Builds one rule; `place` is its path in the configuration. `None` if something of it is not built yet, which is
@@ -87,16 +92,11 @@ pub(crate) fn matcher<M: Conditions>(
     errors: &mut BuildErrors,
 ) -> Option<rules::Rule> {
     let options = rule_options(condition);
-    let keys = unbuilt(&options);
-    for key in &keys {
-        errors.not_built(format!("rule item `{key}` in {place}"));
-    }
     for key in unmatched(&options) {
         tracing::warn!("{place}: `{key}` matches on phones and tablets only, and never here");
     }
     let built = rules::Rule::new(options, &mut |tag| rule_sets.id(tag));
-    let built = built.map_err(|error| errors.invalid(place, error)).ok();
-    built.filter(|_| keys.is_empty())
+    built.map_err(|error| errors.invalid(place, error)).ok()
 }
 
 fn build_action(action: &RouteAction, place: &str, dns: &Dns, errors: &mut BuildErrors) -> Option<Action> {
@@ -139,12 +139,6 @@ impl From<&Resolve> for QueryChanges {
 }
 
 fn route_options(options: &RouteActionOptions, place: &str, errors: &mut BuildErrors) -> Option<Options> {
-    let unbuilt = [
-        ("udp_connect", options.udp_connect),
-        ("tls_fragment", options.tls_fragment),
-        ("tls_record_fragment", options.tls_record_fragment),
-        ("tls_spoof", !options.tls_spoof.is_empty()),
-    ];
     let before = errors.len();
     for (key, used) in [
         ("network_strategy", options.network_strategy.is_some()),
@@ -155,10 +149,8 @@ fn route_options(options: &RouteActionOptions, place: &str, errors: &mut BuildEr
             tracing::warn!("`{key}` in {place} has no effect: interfaces have no type on this system");
         }
     }
-    for (key, used) in unbuilt {
-        if used {
-            errors.not_built(format!("rule option `{key}` in {place}"));
-        }
+    if !options.tls_spoof.is_empty() {
+        errors.not_built(format!("rule option `tls_spoof` in {place}"));
     }
     let override_host = match options.override_address.as_str() {
         "" => None,
@@ -169,6 +161,12 @@ fn route_options(options: &RouteActionOptions, place: &str, errors: &mut BuildEr
         override_port: Some(options.override_port).filter(|port| *port > 0),
         udp_timeout: options.udp_timeout.get(),
         keep_peers: options.udp_disable_domain_unmapping,
+        udp_connect: options.udp_connect,
+        fragment: Fragment {
+            segments: options.tls_fragment,
+            records: options.tls_record_fragment,
+            fallback_delay: options.tls_fragment_fallback_delay.get(),
+        },
     })
 }
 

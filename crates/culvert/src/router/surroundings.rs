@@ -10,6 +10,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use culvert_config::Tagged;
+use culvert_config::options::endpoint::EndpointKind;
 use culvert_core::{Network, Session};
 use culvert_os::iface::Outward;
 use culvert_os::owner::{Finder, Transport};
@@ -21,6 +23,7 @@ use tokio::time::Instant;
 use tracing::{debug, trace, warn};
 
 use super::leases;
+use super::preferred::Preferred;
 
 /// How long neighbours count as known.
 const NEIGHBORS_LAST: Duration = Duration::from_secs(5);
@@ -34,6 +37,7 @@ pub(crate) struct Surroundings {
     /// The interface that leads out, for sockets.
     outward: Outward,
     lease_files: Vec<PathBuf>,
+    preferred: Arc<Preferred>,
     neighbors: Mutex<Option<(Instant, Arc<Neighbors>)>>,
 }
 
@@ -63,6 +67,7 @@ struct Neighbor {
 #[derive(Clone, Default)]
 pub(crate) struct Around {
     environment: Arc<Environment>,
+    preferred: Arc<Preferred>,
     process: Option<Arc<Process>>,
     neighbor: Neighbor,
 }
@@ -72,6 +77,7 @@ impl Around {
     pub(crate) fn complete<'a>(&'a self, facts: Facts<'a>) -> Facts<'a> {
         Facts {
             environment: Some(&self.environment),
+            preferences: Some(&*self.preferred),
             process: self.process.as_deref(),
             source_mac: self.neighbor.mac,
             source_hostname: self.neighbor.host_name.as_deref(),
@@ -81,8 +87,9 @@ impl Around {
 }
 
 impl Surroundings {
-    /// As they are now. Host names of neighbours are in `lease_files`, or where DHCP servers usually have them.
-    pub(crate) fn new(lease_files: &[String]) -> Arc<Self> {
+    /// As they are now. Host names of neighbours are in `lease_files`, or where DHCP servers usually have them; `endpoints`
+    /// ask for destinations.
+    pub(crate) fn new(lease_files: &[String], endpoints: &[Tagged<EndpointKind>]) -> Arc<Self> {
         let lease_files = if lease_files.is_empty() {
             leases::USUAL_FILES.iter().map(PathBuf::from).collect()
         } else {
@@ -94,6 +101,7 @@ impl Surroundings {
             seen: RwLock::new(look(&outward)),
             outward,
             lease_files,
+            preferred: Arc::new(Preferred::by(endpoints)),
             neighbors: Mutex::new(None),
         })
     }
@@ -105,7 +113,12 @@ impl Surroundings {
         needs: Needs,
         process: Option<Arc<Process>>,
     ) -> Around {
-        let mut around = Around { environment: self.environment(), process, ..Around::default() };
+        let mut around = Around {
+            environment: self.environment(),
+            preferred: Arc::clone(&self.preferred),
+            process,
+            ..Around::default()
+        };
         let Some(session) = session else { return around };
         if needs.process && around.process.is_none() {
             around.process = self.process(session).await;

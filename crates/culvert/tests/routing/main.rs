@@ -12,6 +12,7 @@
 //! | [`around`] | programs, users and interfaces in rules                                               |
 //! | [`kept`]   | what is fetched, and what outlives the program                                        |
 //! | [`lists`]  | a web server for lists                                                                |
+//! | [`shapes`] | what rules do to the payload, and what endpoints ask for                      |
 //! | [`single`] | one feature at a time, on our program alone                                            |
 //!
 //! `ROUTING_ROUNDS` is how many random configurations are tried, `ROUTING_SEED` where they begin.
@@ -28,6 +29,7 @@ mod lists;
 mod queries;
 mod races;
 mod routes;
+mod shapes;
 mod single;
 
 use culvert_testkit::peer::{Program, skip};
