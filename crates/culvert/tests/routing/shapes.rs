@@ -112,7 +112,12 @@ fn first_tls_messages_are_taken_apart_as_rules_say() {
                 ensure!(reads.len() > 1, "{}", said("one segment"));
                 ensure!(reads.concat() == hello, "{}", said("other bytes"));
                 let whole = |read: &Vec<u8>| String::from_utf8_lossy(read).contains(NAME);
-                ensure!(!reads.iter().any(whole), "{}", said("the whole name in one segment"));
+                // sing-box may cut at the very beginning of the name.
+                ensure!(
+                    whose == "theirs" || !reads.iter().any(whole),
+                    "{}",
+                    said("the whole name in one segment")
+                );
             }
             let plain = b"GET / HTTP/1.0\r\nHost: www.example.test\r\n\r\n";
             let rules = json!({ "rules": [options("tls_record_fragment")] });
@@ -172,7 +177,8 @@ fn connected_datagrams_go_to_the_first_target_only() {
                     "outbounds": [{ "type": "direct" }]
                 });
                 if connect {
-                    config["route"] = json!({ "rules": [{ "action": "route-options", "udp_connect": true }] });
+                    config["route"] =
+                        json!({ "rules": [{ "action": "route-options", "udp_connect": true }] });
                 }
                 let mut peer = program.serve(&config).await?;
                 let mut control = TcpStream::connect(port.v4()).await?;
@@ -205,10 +211,8 @@ fn endpoints_are_given_what_they_prefer() {
         let (Some(ours), Some(theirs)) = (culvert(), Program::sing_box()) else { return Ok(()) };
         let (a, b) = (Exit::start("a").await?, Exit::start("b").await?);
         // Keys of RFC 7748 section 6.1.
-        let (own, peer) = (
-            "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=",
-            "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=",
-        );
+        let (own, peer) =
+            ("dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqsXf7pR25LCo=", "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=");
         for (program, whose) in [(&ours, "ours"), (&theirs, "theirs")] {
             let port = Port::reserve()?;
             let config = json!({
