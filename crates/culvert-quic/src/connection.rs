@@ -20,6 +20,7 @@ use crate::driver::Mailbox;
 use crate::pace::Bucket;
 use crate::settings::{RECEIVE_WINDOW, SEND_WINDOW};
 use crate::stream::QuicStream;
+use crate::writers::Writers;
 
 /// Why a connection has ended.
 #[derive(Clone, Debug, Error)]
@@ -95,7 +96,7 @@ pub(crate) struct State {
     pub(crate) connected: bool,
     pub(crate) ended: Option<ConnectionError>,
     pub(crate) readers: HashMap<StreamId, Waker>,
-    pub(crate) writers: HashMap<StreamId, Waker>,
+    pub(crate) writers: Writers,
     /// Chunks of one read; kept so that it need not be allocated each time.
     pub(crate) chunks: Vec<Bytes>,
     /// Those who wait for the handshake, for streams of the peer or of their own, for datagrams, for the end.
@@ -150,7 +151,7 @@ impl Conn {
             connected: false,
             ended: None,
             readers: HashMap::new(),
-            writers: HashMap::new(),
+            writers: Writers::default(),
             chunks: Vec::new(),
             waiting: Waiting::default(),
             send_window: SEND_WINDOW,
@@ -185,6 +186,7 @@ impl Conn {
 impl State {
     /// Hands the library's events on to those who wait for them.
     pub(crate) fn take_events(&mut self, wake: &mut Vec<Waker>) {
+        let mut writable = Vec::new();
         while let Some(event) = self.proto.poll() {
             match event {
                 Event::HandshakeDataReady => {}
@@ -202,20 +204,21 @@ impl State {
                 }
                 Event::Stream(StreamEvent::Readable { id }) => wake.extend(self.readers.remove(&id)),
                 Event::Stream(StreamEvent::Writable { id } | StreamEvent::Stopped { id, .. }) => {
-                    wake.extend(self.writers.remove(&id));
+                    writable.push(id);
                 }
                 Event::Stream(StreamEvent::Finished { .. }) => {}
                 Event::DatagramReceived => wake.append(&mut self.waiting.datagrams),
                 Event::DatagramsUnblocked => wake.append(&mut self.waiting.datagram_room),
             }
         }
+        self.writers.tell(writable, wake);
     }
 
     /// Notes the end and wakes all.
     fn end(&mut self, error: ConnectionError, wake: &mut Vec<Waker>) {
         self.ended.get_or_insert(error);
         wake.extend(self.readers.drain().map(|(_, waker)| waker));
-        wake.extend(self.writers.drain().map(|(_, waker)| waker));
+        self.writers.end(wake);
         let Waiting { handshake, accept, open, datagrams, datagram_room, end } = &mut self.waiting;
         let [accept_bi, accept_uni] = accept;
         let [open_bi, open_uni] = open;

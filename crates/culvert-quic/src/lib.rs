@@ -54,6 +54,7 @@ pub mod settings;
 pub mod stream;
 #[cfg(test)]
 mod tests;
+mod writers;
 
 pub use bytes::Bytes;
 

@@ -13,6 +13,7 @@ use quinn_proto::{FinishError, ReadError, StreamId, VarInt, WriteError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::connection::{Connection, State};
+use crate::writers::SHARE;
 
 /// What one read takes at most.
 const MAX_READ: usize = 64 << 10;
@@ -30,13 +31,15 @@ pub struct QuicStream {
     writable: bool,
     /// Taken over from a chain and not taken by the connection yet.
     pending: Bytes,
+    /// Bytes written since it waited, or let others run.
+    in_a_row: usize,
     aborting: bool,
 }
 
 impl QuicStream {
     pub(crate) fn new(connection: Connection, id: StreamId, readable: bool, writable: bool) -> Self {
         connection.conn().streams.fetch_add(1, Ordering::Relaxed);
-        Self { connection, id, readable, writable, pending: Bytes::new(), aborting: false }
+        Self { connection, id, readable, writable, pending: Bytes::new(), in_a_row: 0, aborting: false }
     }
 
     /// Its number in the connection.
@@ -117,27 +120,51 @@ impl QuicStream {
     }
 
     /// Writes from the front of `data` until it is empty.
-    fn write(&self, cx: &mut Context<'_>, state: &mut State, data: &mut Bytes) -> Poll<io::Result<()>> {
+    fn write(&mut self, cx: &mut Context<'_>, state: &mut State, data: &mut Bytes) -> Poll<io::Result<()>> {
         while !data.is_empty() {
-            if let Some(error) = &state.ended {
-                return Poll::Ready(Err(error.clone().into()));
-            }
-            match state.proto.send_stream(self.id).write_chunks(std::slice::from_mut(data)) {
-                Ok(written) => {
-                    if written.chunks == 1 {
-                        *data = Bytes::new();
-                    }
+            let written = ready!(self.offer(cx, state, |mut send| {
+                let written = send.write_chunks(std::slice::from_mut(data))?;
+                if written.chunks == 1 {
+                    *data = Bytes::new();
                 }
-                Err(WriteError::Blocked) => {
-                    state.writers.insert(self.id, cx.waker().clone());
-                    return Poll::Pending;
-                }
-                Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
-                    return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-                }
-            }
+                Ok(written.bytes)
+            }));
+            written?;
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// Has the connection take something, when it is this stream's turn. The number of bytes it took.
+    fn offer(
+        &mut self,
+        cx: &mut Context<'_>,
+        state: &mut State,
+        write: impl FnOnce(quinn_proto::SendStream<'_>) -> Result<usize, WriteError>,
+    ) -> Poll<io::Result<usize>> {
+        if let Some(error) = &state.ended {
+            return Poll::Ready(Err(error.clone().into()));
+        }
+        if self.in_a_row >= SHARE && state.writers.others(self.id) {
+            self.in_a_row = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        match write(state.proto.send_stream(self.id)) {
+            Ok(count) => {
+                state.writers.leave(self.id);
+                self.in_a_row += count;
+                Poll::Ready(Ok(count))
+            }
+            Err(WriteError::Blocked) => {
+                self.in_a_row = 0;
+                state.writers.wait(self.id, cx.waker());
+                Poll::Pending
+            }
+            Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
+                state.writers.leave(self.id);
+                Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+            }
+        }
     }
 
     /// Gives the connection what was taken over from a chain before.
@@ -147,7 +174,8 @@ impl QuicStream {
         }
         let mut pending = std::mem::take(&mut self.pending);
         let before = pending.len();
-        let result = self.write(cx, &mut self.connection.conn().lock(), &mut pending);
+        let connection = self.connection.clone();
+        let result = self.write(cx, &mut connection.conn().lock(), &mut pending);
         let moved = pending.len() < before;
         self.pending = pending;
         if moved {
@@ -187,25 +215,12 @@ impl AsyncWrite for QuicStream {
         if from.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let mut state = stream.connection.conn().lock();
-        if let Some(error) = &state.ended {
-            return Poll::Ready(Err(error.clone().into()));
+        let connection = stream.connection.clone();
+        let result = stream.offer(cx, &mut connection.conn().lock(), |mut send| send.write(from));
+        if matches!(result, Poll::Ready(Ok(_))) {
+            connection.conn().post();
         }
-        let result = state.proto.send_stream(stream.id).write(from);
-        match result {
-            Ok(count) => {
-                drop(state);
-                stream.connection.conn().post();
-                Poll::Ready(Ok(count))
-            }
-            Err(WriteError::Blocked) => {
-                state.writers.insert(stream.id, cx.waker().clone());
-                Poll::Pending
-            }
-            Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
-                Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
-            }
-        }
+        result
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -294,7 +309,7 @@ impl Drop for QuicStream {
         conn.streams.fetch_sub(1, Ordering::Relaxed);
         let mut state = conn.lock();
         state.readers.remove(&self.id);
-        state.writers.remove(&self.id);
+        state.writers.leave(self.id);
         if self.readable {
             let _ = state.proto.recv_stream(self.id).stop(VarInt::from_u32(0));
         }

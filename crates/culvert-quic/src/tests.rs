@@ -142,6 +142,47 @@ async fn chains_arrive_whole_whatever_the_room() {
     }
 }
 
+/// The library tells the writers that wait in the order last come, first served, and the first of them could take all the
+/// room there is; some never came to it.
+#[tokio::test]
+async fn of_many_busy_streams_none_starves() {
+    const STREAMS: usize = 500;
+    const EACH: usize = 256 << 10;
+    let (_server, client, accepted) = pair().await;
+    let mut writers = tokio::task::JoinSet::new();
+    let mut readers = tokio::task::JoinSet::new();
+    let arrived: Arc<Vec<AtomicUsize>> = Arc::new((0..STREAMS).map(|_| AtomicUsize::new(0)).collect());
+    let mut pairs = Vec::new();
+    for _ in 0..STREAMS {
+        let mut stream = client.open_bi().await.unwrap();
+        stream.write_all(&[0]).await.unwrap();
+        pairs.push((stream, accepted.accept_bi().await.unwrap()));
+    }
+    for (number, (mut stream, mut other)) in pairs.into_iter().enumerate() {
+        writers.spawn(async move {
+            let block = vec![1; 64 << 10];
+            while write_chain(&mut stream, &mut BufChain::copied(&block)).await.is_ok() {}
+        });
+        let arrived = Arc::clone(&arrived);
+        readers.spawn(async move {
+            loop {
+                let came = read_chain(&mut other, Room::NONE).await.unwrap().len();
+                let so_far = arrived[number].fetch_add(came, Ordering::Relaxed) + came;
+                let all: usize = arrived.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+                if all > STREAMS * EACH {
+                    return;
+                }
+                assert!(came > 0, "a stream has ended after {so_far} bytes");
+            }
+        });
+    }
+    readers.join_next().await.unwrap().unwrap();
+    let mut counts: Vec<_> = arrived.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+    counts.sort_unstable();
+    let (least, most) = (counts[0], counts[STREAMS - 1]);
+    assert!(least > EACH / 8, "{EACH} bytes each are fair; one stream got {least}, another {most}");
+}
+
 #[tokio::test]
 async fn a_stream_that_is_broken_off_is_no_end() {
     let (_server, client, accepted) = pair().await;
