@@ -17,7 +17,7 @@ mod rejected;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -112,6 +112,18 @@ impl Dns {
         for client in self.router.clients.values() {
             client.server().reset();
         }
+    }
+
+    /// Has the rules tell from now on what they make of questions.
+    pub(crate) fn tell(&self) {
+        let _ = self.policy.told.set(Mutex::default());
+    }
+
+    /// What they have told since the last call.
+    pub(crate) fn told(&self) -> Vec<String> {
+        let told = self.policy.told.get();
+        told.map(|told| std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner)))
+            .unwrap_or_default()
     }
 
     /// A way to look names up: by the server of this tag, or by the rules.

@@ -10,7 +10,7 @@
 
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 use culvert_config::options::dns::record::Record;
@@ -35,6 +35,7 @@ use super::QueryChanges;
 use super::answer::{Answers, Before, Evaluated, addresses, has_meaning};
 use super::rejected::Rejected;
 use crate::instance::BuildErrors;
+use crate::router::explain::explained;
 use crate::router::rule::matcher;
 use crate::router::surroundings::{Around, Surroundings};
 use crate::router::{Refusal, RuleSetStore, needs_of, session_facts};
@@ -54,9 +55,13 @@ pub(super) struct Policy {
     pub(super) rejected: Rejected,
     /// Whether conditions on addresses stand for themselves: no rule evaluates answers or looks at the type of a query.
     filters: bool,
+    /// What the rules make of questions, where somebody wants to know (`culvert explain`).
+    pub(super) told: OnceLock<Mutex<Vec<String>>>,
 }
 
 struct Rule {
+    /// Its place in the configuration.
+    place: usize,
     matcher: rules::Rule,
     action: Action,
     /// Whether it has conditions on addresses by itself, or may have some by a rule-set.
@@ -91,6 +96,23 @@ enum Action {
     SetOptions(QueryChanges),
     Reject(Refusal),
     Predefined(Predefined),
+}
+
+impl std::fmt::Display for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Route { server, .. } => write!(f, "route({server})"),
+            Self::Evaluate { server, .. } => write!(f, "evaluate({server})"),
+            Self::Respond(_) => f.write_str("respond"),
+            Self::SetOptions(_) => f.write_str("route-options"),
+            Self::Reject(_) => f.write_str("reject"),
+            Self::Predefined(_) => f.write_str("predefined"),
+        }
+    }
+}
+
+fn by_default(dns: &DnsRouter, query: &Query) -> String {
+    format!("no DNS rule decides for {query}: {} is asked", dns.default.server().tag())
 }
 
 impl Policy {
@@ -128,7 +150,7 @@ impl Policy {
                 refers.push(tag.clone());
             }
             let (race, speculative) = (one.action.is_race(), one.action.is_speculative());
-            rules.push(Rule { matcher, action, filters, refers, race, speculative });
+            rules.push(Rule { place: index, matcher, action, filters, refers, race, speculative });
         }
         Self {
             needs: needs_of(rules.iter().map(|rule| &rule.matcher)),
@@ -139,11 +161,20 @@ impl Policy {
             fake,
             rejected: Rejected::default(),
             filters: !evaluates,
+            told: OnceLock::new(),
+        }
+    }
+
+    /// Tells, where somebody wants to know; the data path pays one look.
+    fn tell(&self, lines: impl FnOnce() -> Vec<String>) {
+        if let Some(told) = self.told.get() {
+            told.lock().unwrap_or_else(PoisonError::into_inner).extend(lines());
         }
     }
 
     async fn answer(&self, dns: &DnsRouter, query: &Query, asker: Asker<'_>) -> Result<Answer, DnsError> {
         if self.rules.is_empty() {
+            self.tell(|| vec![by_default(dns, query)]);
             return dns.default.exchange(query, &dns.options).await;
         }
         let mut needs = self.needs;
@@ -208,7 +239,10 @@ impl<'a> Run<'a> {
             let asked = Facts { domain, addresses_pending: true, ..Facts::default() };
             policy.index.candidates(&asked, 0)
         };
-        for index in candidates {
+        // Whoever wants to know is told of all.
+        let told = policy.told.get().is_some();
+        let all = if told { policy.rules.len() } else { 0 };
+        for index in (0..all).chain(candidates.take_while(|_| !told)) {
             let rule = &policy.rules[index];
             let until = self.answers.len();
             if rule.race && !self.answers.has_come(&rule.refers, until) {
@@ -234,6 +268,7 @@ impl<'a> Run<'a> {
         if let Some(outcome) = self.finish(&mut racing).await {
             return outcome;
         }
+        policy.tell(|| vec![by_default(self.dns, self.query)]);
         self.dns.default.exchange(self.query, &self.options).await
     }
 
@@ -305,7 +340,16 @@ impl<'a> Run<'a> {
             addresses: addresses.unwrap_or_default(),
             ..self.around.complete(facts(self.query, self.asker))
         };
-        rule.matcher.matches(&facts, &self.sets)
+        let Self { policy, query, .. } = self;
+        if policy.told.get().is_none() {
+            return rule.matcher.matches(&facts, &self.sets);
+        }
+        let with = if addresses.is_some() { ", with the answer's addresses" } else { "" };
+        let head =
+            format!("dns.rules[{}] for {query}{with}: {} => {}", rule.place, rule.matcher, rule.action);
+        let (matched, lines) = explained(head, &rule.matcher, &facts, &self.sets);
+        policy.tell(|| lines);
+        matched
     }
 
     /// Judges a rule, and does what it says if it matches. `None`: the next one is to be asked.

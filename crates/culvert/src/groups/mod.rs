@@ -171,6 +171,25 @@ impl Group {
         self.member(network).map(Member::tag)
     }
 
+    /// Which member it has before it runs, and why.
+    pub(crate) fn why(&self) -> String {
+        let tag = &self.tag.name;
+        match &self.kind {
+            Kind::Selector(chosen) => {
+                let member = &self.members[chosen.load(Ordering::Relaxed)].tag().name;
+                format!(
+                    "    {tag} has {member}, unless another was chosen (by the API, or in the cache file)"
+                )
+            }
+            Kind::UrlTest(_) => {
+                format!("    {tag} has its first member until it runs and has measured all of them")
+            }
+            Kind::Order(_) => {
+                format!("    {tag} has the first member of its order, as long as that does not fail")
+            }
+        }
+    }
+
     /// Chooses a member of a selector.
     ///
     /// # Errors

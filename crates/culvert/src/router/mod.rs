@@ -14,7 +14,7 @@
 //! | [`redirect`] | an outbound that dials something else than the client named |
 
 pub(crate) mod condition;
-mod explain;
+pub(crate) mod explain;
 mod leases;
 mod preferred;
 mod redirect;
@@ -33,7 +33,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use culvert_config::options::route::RouteOptions;
 use culvert_core::flow::Way;
-use culvert_core::{Decision, DialError, Handler, Incoming, Network, Session, Sniffed};
+use culvert_core::{Decision, DialError, Handler, Incoming, Network, ResolveError, Session, Sniffed};
 use culvert_rules::rule::{Facts, IpVersion, Needs, Network as RuleNetwork, Process, RuleIndex, RuleSets};
 use culvert_wire::{Domain, Host, Target};
 
@@ -119,11 +119,9 @@ impl Router {
                 Action::Resolve(lookup) => {
                     let Host::Domain(name) = &incoming.session.target.host else { continue };
                     let found = lookup.scope.lookup(name, lookup.strategy, &incoming.session).await;
+                    watch.resolved(name, &found);
                     match found {
-                        Ok(addresses) => {
-                            watch.resolved(name, &addresses);
-                            journey.addresses = addresses;
-                        }
+                        Ok(addresses) => journey.addresses = addresses,
                         Err(source) => {
                             let error = DialError::Resolve { name: name.clone(), source };
                             return refuse(&rule.text, error);
@@ -199,8 +197,8 @@ trait Watch: Send {
         None
     }
 
-    /// The addresses that a `resolve` action has found.
-    fn resolved(&mut self, _name: &Domain, _addresses: &[IpAddr]) {}
+    /// What a `resolve` action has found.
+    fn resolved(&mut self, _name: &Domain, _found: &Result<Vec<IpAddr>, ResolveError>) {}
 
     /// The first rule from `from` on that matches.
     fn first(&mut self, router: &Router, from: usize, facts: &Facts<'_>, sets: &RuleSets) -> Option<usize>;

@@ -123,7 +123,9 @@ fn explain_names_rules_sets_and_the_chain() {
                         rule-set set, merged into this rule\n        domain_suffix=test: yes\n    \
                         rule-set set: yes\n    rule_set=set: yes\n\
                         decided by: rule_set=set => route(outer)\n\
-                        chain: outer -> inner -> out\n\
+                        chain: outer -> inner -> out\n    \
+                        outer has inner, unless another was chosen (by the API, or in the cache file)\n    \
+                        inner has out, unless another was chosen (by the API, or in the cache file)\n\
                         outbound direct[out] dials a.test:443\n";
         ensure!(finished.code == Some(0) && finished.stdout == expected, "{finished:?}");
         Ok(())
@@ -137,7 +139,16 @@ fn explain_tells_what_a_name_resolves_to() {
         let directory = TempDir::new()?;
         let names = json!({ "a.test": ["10.0.0.7", "2001:db8::7"] });
         let config = json!({
-            "dns": { "servers": [{ "type": "hosts", "path": "/nonexistent", "predefined": names }] },
+            "dns": {
+                "servers": [
+                    { "type": "udp", "tag": "none", "server": "127.0.0.1", "server_port": 9 },
+                    { "type": "hosts", "tag": "known", "path": "/nonexistent", "predefined": names }
+                ],
+                "rules": [
+                    { "domain": "b.test", "server": "none" },
+                    { "domain_suffix": "test", "server": "known" }
+                ]
+            },
             "outbounds": [{ "type": "direct", "tag": "out" }],
             "route": {
                 "rules": [{ "action": "resolve" }, { "ip_cidr": "2001:db8::/32", "action": "reject" }]
@@ -146,9 +157,16 @@ fn explain_tells_what_a_name_resolves_to() {
         directory.write("config.json", config.to_string())?;
         let finished = finished(&program, directory.path(), &["explain", "a.test:443"]).await?;
         let said: Vec<_> = finished.stdout.lines().collect();
-        ensure!(said.len() == 7 && said[1].starts_with("route.rules[0]"), "{finished:?}");
-        ensure!(said[2].starts_with("    a.test is at ") && said[2].contains("10.0.0.7"), "{finished:?}");
-        ensure!(said[3].starts_with("route.rules[1]") && said[3].ends_with(": yes"), "{finished:?}");
+        ensure!(said.len() == 15 && said[1].starts_with("route.rules[0]"), "{finished:?}");
+        for family in ["A", "AAAA"] {
+            for (number, end) in [(0, "route(none): no"), (1, "route(known): yes")] {
+                let start = format!("    dns.rules[{number}] for a.test {family}:");
+                let told = said[2..10].iter().any(|line| line.starts_with(&start) && line.ends_with(end));
+                ensure!(told, "{start} {end}: {finished:?}");
+            }
+        }
+        ensure!(said[10].starts_with("    a.test is at ") && said[10].contains("10.0.0.7"), "{finished:?}");
+        ensure!(said[11].starts_with("route.rules[1]") && said[11].ends_with(": yes"), "{finished:?}");
         Ok(())
     });
 }
