@@ -245,8 +245,8 @@ impl State {
         }
     }
 
-    /// What a peer may send ahead: four times what has come in a round trip, so that it never waits, and memory is only
-    /// taken where the path needs it.
+    /// What a peer may send ahead: eight times what has come in a round trip, so that it does not wait, not even while a packet
+    /// that got lost three times holds up its stream, and memory is only taken where the path needs it.
     pub(crate) fn fit_receive_window(&mut self, now: Instant) {
         let Receiving { window, most, since, came } = self.receiving;
         if window >= most || now.saturating_duration_since(since) < self.proto.rtt() {
@@ -254,7 +254,7 @@ impl State {
         }
         let all = self.proto.stats().udp_rx.bytes;
         (self.receiving.since, self.receiving.came) = (now, all);
-        let wanted = (4 * (all - came)).min(most);
+        let wanted = (8 * (all - came)).min(most);
         if wanted >= 2 * window || (wanted == most && wanted > window) {
             self.set_receive_window(wanted);
         }
